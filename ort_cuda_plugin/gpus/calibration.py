@@ -46,7 +46,7 @@ class Sizes:
 
     @staticmethod
     def of(gpu: Gpu) -> Sizes:
-        """Return the sizes for a GPU, derived from the capacity of its L2."""
+        """Return the sizes for a GPU; the bytes of the copies follow from the capacity of its L2."""
         shapes = [(256, 256, 256), (512, 512, 256), (256, 1024, 512), (512, 768, 768), (2048, 2048, 1024), (4096,) * 3]
         products = tuple((kind, m, n, k) for kind in ("f16", "tf32") for m, n, k in shapes)
         return Sizes(4 * gpu.l2_bytes, gpu.l2_bytes // 8, 1 << 24, 4096, products)

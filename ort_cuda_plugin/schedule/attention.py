@@ -139,7 +139,8 @@ def _decoding_guards(ctx: Lowering, step: Attend) -> tuple[Dim, ...]:
 def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
     """Yield the three steps of attention: GEMM, softmax, GEMM.
 
-    In decoding, both GEMMs are the plugin's: cuBLASLt would need a new problem description for each number of keys.
+    In decoding, both GEMMs get kernels of the plugin that are not quarantined, if there are any: cuBLASLt would need a
+    new problem description for each number of keys.
     """
     for one in step.parts:
         if isinstance(one, Contract) and _is_decoding(step):

@@ -93,7 +93,7 @@ def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | 
 
 
 def _mma(ctx: Lowering, step: Convolve) -> list[Schedule]:
-    """Return the schedules of implicit GEMM on tensor cores; none if the image is not channels-last."""
+    """Return the schedules of implicit GEMM on tensor cores; none where ``_mma_kind`` returns ""."""
     kind = _mma_kind(ctx, step)
     if not kind:
         return []
@@ -152,7 +152,7 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
     """Return the result of `choose_tile_config` for a step that replaces ``convolutions`` separate convolutions.
 
-    The image must be channels-last. None: calls of cuDNN are faster.
+    The image must be channels-last. None: library calls would be faster (estimate).
     """
     m, n, k = gemm_sizes(step)
     kind = matrix_convolution_kind(ctx, step)

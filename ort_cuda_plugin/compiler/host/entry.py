@@ -118,7 +118,10 @@ def leading_guard(body: list[str]) -> Guard | None:
 
 
 def is_computation(line: str) -> bool:
-    """Return whether a line is a label, or an instruction that neither accesses memory nor calls a function."""
+    """Return whether a line is a label or an instruction, except memory accesses, phi, and calls of functions.
+
+    Calls of LLVM's intrinsics count as instructions.
+    """
     return not access_line.match(line) and (" call " not in line or "@llvm." in line) and " phi " not in line
 
 

@@ -303,7 +303,7 @@ class Compilation:
 def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told: bool = False) -> list[KernelImage]:
     """Compile all jobs, with worker processes if there is enough work.
 
-    Raises KernelCompileError. ``done`` is called with the index of each job when it ends, from one thread at a time.
+    Raises KernelCompileError. ``done`` (see `Compilation`) is called when a job ends, from one thread at a time.
     ``cache`` is used for LLVM IR. A long compilation is logged as a warning, unless the user knows of it already
     (``is_told``). If a signal handler raises an exception, the kernel that this process is compiling is finished first,
     and its ``done`` is called.

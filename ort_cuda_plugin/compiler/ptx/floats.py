@@ -89,7 +89,7 @@ def mixed_precision(b: Builder, ins: Instruction, operands: Sequence[Operand], c
 
 
 def of_half(b: Builder, ty: str, values: Sequence[str], compute: Compute) -> str:
-    """Return the result of ``compute`` on 16-bit floats, given as i16, as i16."""
+    """Apply ``compute`` to 16-bit floats; ``values`` and the result have the LLVM type i16."""
     if ty == "bf16":
         return to_bf16(b, compute("float", [from_bf16(b, value) for value in values]))
     result = compute("half", [b.op(f"bitcast i16 {value} to half") for value in values])
@@ -288,7 +288,7 @@ def upper_word(b: Builder, value: str) -> str:
 
 @instruction("9.7.3.8, 9.7.3.12, 9.7.3.13, 9.7.4.3", "fma", "rcp", "sqrt")
 def float_arithmetic(b: Builder, ins: Instruction) -> None:
-    """Translate a floating-point instruction, with all its modifiers."""
+    """Translate a floating-point instruction, with its modifiers except ``.xorsign``."""
     check_modifiers(ins, MODIFIERS)
     if ins.has("xorsign"):
         raise ins.error("the modifier .xorsign is not supported")
@@ -470,7 +470,7 @@ def between_floats(b: Builder, ins: Instruction, value: str, source: str, target
 
 
 def directed_narrowing(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
-    """Convert a double to float32, or a float32 to one that bfloat16 represents exactly, with a directed rounding."""
+    """Convert a double to float32 with a directed rounding; or round a float32 to a bfloat16 value, with .rz only."""
     if (source, target) == ("f64", "f32"):
         return directed(b, rounding(ins), value, "0.0")
     if (source, target) == ("f32", "bf16") and rounding(ins) == "rz":
@@ -524,7 +524,7 @@ def to_eight_bits(b: Builder, value: str, mantissa: int, bias: int, largest: int
 
 
 def narrow(b: Builder, ins: Instruction, target: str, source: str) -> None:
-    """Convert two floats, or a pair of halves, to a pair of 8-bit floats; the first operand becomes the upper byte."""
+    """Convert two floats to a pair of 8-bit floats, the first one to the upper byte; or convert a pair of halves."""
     if rounding(ins) != "rn" or not ins.has("satfinite"):
         raise ins.error(f"the conversion to .{target} is supported with .rn.satfinite only")
     if source == "f32":

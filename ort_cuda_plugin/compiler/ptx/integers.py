@@ -80,7 +80,7 @@ def add_with_carry(b: Builder, ins: Instruction, ty: str, x: str, y: str) -> str
 
 
 def with_carry(b: Builder, ins: Instruction, ty: str, x: str, y: str, carry: str | None) -> str:
-    """Add or subtract with twice the bits; with ``.cc``, store the carry."""
+    """Add or subtract with twice the bits, including the i1 ``carry``, if given; with ``.cc``, store the new carry."""
     bits = bits_of(ty)
     wide = f"i{2 * bits}"
     kind = "sub" if ins.opcode.startswith("sub") else "add"

@@ -100,7 +100,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction: ``opcode`` without modifiers, ``modifiers`` in order, the guard predicate, and the operands."""
+    """An instruction: ``opcode`` without modifiers, ``modifiers`` in order, guard predicate (or None), and operands."""
 
     opcode: str
     modifiers: tuple[str, ...]

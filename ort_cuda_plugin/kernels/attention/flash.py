@@ -41,8 +41,8 @@ class Reading:
 
     ``value`` is the modified score: an expression of the score ``score``, of elements of ``inputs`` (broadcast to the
     scores) and of the key's index ``row.index``; -inf masks the key. A row attends to the keys with ``first`` <= index
-    < ``end`` (int64). ``sink`` (float32) is the score of an additional key whose value vector is zero. ``first``,
-    ``end`` and ``sink`` may differ by row, but do not depend on the key.
+    < ``end`` (int64; None: no bound). ``sink`` (float32; None: no sink) is the score of an additional key whose value
+    vector is zero. ``first``, ``end`` and ``sink`` may differ by row, but do not depend on the key.
     """
 
     score: Scalar
@@ -55,7 +55,7 @@ class Reading:
     factor: float = 1.0
     """Positive constant that multiplies ``value``."""
     unit: Scalar | None = None
-    """Second factor that multiplies ``value``. The kernel computes it from one-element ``inputs``."""
+    """Second factor that multiplies ``value``, None for 1. The kernel computes it from one-element ``inputs``."""
     without_keys: float = 0.0
     """Result of a row that attends to no key: 0, or NaN as ONNX's softmax computes it."""
 

@@ -28,7 +28,8 @@ class Range:
 class StreamKernel(AttentionKernel):
     """SIMT FlashAttention kernel. With ``split`` it stores a row's unnormalized accumulators, maximum and weight sum.
 
-    A row that attends to no key gets NaN with ``nan``, else 0.
+    A row that attends to no key gets NaN with ``nan``, else 0. ``elements`` load the elements of Q, K and V; None for
+    plain loads.
     """
 
     range: Range = Range()

@@ -30,9 +30,10 @@ ROWS = 16
 class CachePart:
     """The K or the V half of a cache update, tensors ``past`` and ``present`` [batch, heads, capacity, size].
 
-    ``new`` [batch, heads, rows, size] are the rows to append. ``scale`` dequantizes the elements of a quantized cache:
-    one number, or one for each channel [heads, 1, size]. With 4 ``bits`` a byte has two elements, and the last
-    dimension of past and present is size / 2.
+    ``new`` [batch, heads, rows, size] are the rows to append. ``past`` is None if there are no earlier rows. ``scale``
+    dequantizes the elements of a quantized cache: one number, or one for each channel [heads, 1, size]; None for a
+    cache that is not quantized. With 4 ``bits`` a byte has two elements, and the last dimension of past and present is
+    size / 2.
     """
 
     past: Tensor | None

@@ -142,7 +142,7 @@ def suppress_boxes(
     ``boxes`` is float32 [batches, n, 4], two opposite corners (y, x, y, x) or with ``center`` (x, y, width, height);
     ``scores`` float32 [batches, classes, n]; ``order`` int64 [batches * classes, n], the boxes of each batch and class
     by descending score. ``limit`` (int64, one element) is the maximum number of boxes to keep per batch and class. The
-    thresholds are float32 tensors of one element.
+    thresholds are float32 tensors of one element. Without a ``score_threshold`` (None), boxes of any score are kept.
     """
     batches, classes, n = scores.shape
     rows = batches * classes

@@ -106,7 +106,7 @@ def atomic_type(dtype: DType, how: Combination) -> DType:
 NESTED_DIVISIONS = 4
 """Nesting depth of integer divisions after which the result passes through an ``opaque_*`` intrinsic.
 
-It hides the inner divisions from LLVM, whose compile time may double with each further level.
+The intrinsic hides the inner divisions from LLVM, whose compile time may double with each further level.
 """
 
 
@@ -251,8 +251,8 @@ class Emitter:
 
         For 16-bit floats the product rounds to the same number as the quotient, if that is normal: a quotient of two
         11-bit significands is farther from a rounding boundary than the error of the float32 product. A quotient below
-        2**-14 may be on a boundary, and may then round the other way. A float32 division by a known number is exact as
-        well: `quotient_by_f32` corrects the product.
+        2**-14 may be on a boundary, and may then round the other way. For a float32 division by a known number,
+        `quotient_by_f32` corrects the product.
         """
         divisor = quotient.operands[1]
         if divisor not in self._reciprocals and (quotient.dtype in HALVES or self._is_moderate(divisor)):

@@ -48,6 +48,7 @@ class Offer:
 class LibraryForm:
     """Matched epilogue: ``value`` = activation(alpha * accumulator + beta * residual + bias).
 
+    The bias and the residual are None, and the activation is "", if the epilogue has none.
     ``leftover`` says why an elementwise kernel must follow the library's call, "" if none does. The plan must guard on
     the conditions ``guards``: under them the residual has the strides that the library needs.
     """

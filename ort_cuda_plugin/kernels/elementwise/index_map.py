@@ -266,7 +266,8 @@ class IndexMap(Loads):
     ) -> None:
         """Emit the store of ``value`` at ``coordinates`` of ``destination``, and launch the kernel.
 
-        Elements whose predicate ``when`` is false are not stored. With ``how`` the store is an atomic update.
+        Elements whose predicate ``when`` (None: true) is false are not stored. With ``how`` the store is an atomic
+        update.
         """
         emit = self._builder.emit
         if how is not None:
@@ -517,8 +518,9 @@ def scatter_map(
 ) -> None:
     """Scatter: for each c in ``shape``, ``fn(maps, c)`` returns coordinates in ``destination``, value and predicate.
 
-    If several values have the same target, an arbitrary one is stored. With ``how`` all are combined atomically, in any
-    order; elements must then have 4 or 8 bytes.
+    Values whose predicate is false are not stored; None stands for true. If several values have the same target, an
+    arbitrary one is stored. With ``how`` all are combined atomically, in any order; elements must then have 4 or 8
+    bytes.
     """
     maps = IndexMap(ctx, shape)
     coordinates, value, when = fn(maps, maps.coordinates)

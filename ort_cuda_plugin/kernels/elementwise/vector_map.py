@@ -79,7 +79,7 @@ class _Moved:
     """A tensor that a thread accesses by vectors; ``lanes`` is the variable that holds them.
 
     For a tensor that is not contiguous, ``offsets`` has variables for each vector: its offset in the tensor, and the
-    flat index of its first element.
+    flat index of its first element. It is None for a contiguous tensor.
     """
 
     pointer: str

@@ -38,8 +38,8 @@ class Product:
 
     ``elements`` load the elements of a and b. ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "")
     name the operands' axes of stride 1. The batch has ``batch_rank`` dimensions; a broadcast operand has batch strides
-    of 0. ``index`` is the type of offsets in a matrix. ``low_rank`` describes a second product that the kernel adds; a
-    kernel with a second product has no batches.
+    of 0. ``index`` is the type of offsets in a matrix. ``low_rank`` describes a second product that the kernel adds,
+    None without one; a kernel with a second product has no batches.
     """
 
     elements: tuple[Element, Element]

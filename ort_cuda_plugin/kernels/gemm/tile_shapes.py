@@ -21,7 +21,7 @@ MOST_COPIES = 8
 RESIDENT = 384
 """Resident threads per multiprocessor for which the compiler limits the registers of blocks without sliced-K.
 
-A thread's accumulators still fit in its registers."""
+With this limit a thread's accumulators still fit in its registers."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
 """Bytes of an element in shared memory, by operand type of mma."""
 INTEGERS = frozenset({"i8", "u8"})

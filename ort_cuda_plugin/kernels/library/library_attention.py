@@ -37,7 +37,7 @@ class AttentionForm:
     """Arguments of a cuDNN attention call, which computes softmax(``scale`` * scores + ``bias``) @ v.
 
     ``numbers`` are the call's sizes and strides. The bias is a tensor, or ``computed``: an expression that a Map stores
-    in a tensor of ``bias_shape`` before the call.
+    in a tensor of ``bias_shape`` before the call. Both are None without a bias.
     """
 
     scale: float
@@ -51,7 +51,7 @@ class AttentionForm:
 class Softmax:
     """Attention weights that are the softmax of ``scale`` * score * units + ``addend``, up to rounding.
 
-    ``units`` are leaves of one-element tensors, whose values are known only on the device.
+    ``units`` are leaves of one-element tensors, whose values are known only on the device. ``addend`` is None for 0.
     """
 
     scale: float

@@ -109,7 +109,7 @@ class _SplitRows:
         self.count = Scalar(DType.INT64, "leaf")
         self.inputs: list[Input] = [*step.inputs, (self.count, ctx.host_tensor([columns], (1,), DType.INT64))]
         self.known: dict[Scalar, Scalar] = {step.row.count: self.count}
-        """Leaves that replace results of reductions, which earlier launches have stored in tensors of ``inputs``."""
+        """For the row's count and each reduction that has been launched: the expression of a leaf of ``inputs``."""
 
     def launch(self) -> None:
         step = self.step

@@ -53,8 +53,9 @@ class Direction:
     """Cell, operands and results of one direction.
 
     ``parameters`` are leaves of the cell's expressions, with vectors of one element per hidden element. ``outputs`` is
-    [time, batch, hidden], ``last_hidden`` and ``last_state`` are [batch, hidden]; results have any strides. Outputs
-    after the end of a sequence are zeros; a ``backward`` direction starts at the end of each sequence.
+    [time, batch, hidden], ``last_hidden`` and ``last_state`` (None for a cell without state) are [batch, hidden];
+    results have any strides. Outputs after the end of a sequence are zeros; a ``backward`` direction starts at the end
+    of each sequence.
     """
 
     cell: Cell

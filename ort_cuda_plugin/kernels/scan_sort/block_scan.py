@@ -124,7 +124,7 @@ class _Scan:
         self.builder.launch(self.ctx, kernel_name(self.ctx), grid, (THREADS, 1, 1))
 
     def _emit(self, result: Tensor | None, parts: Tensor | None, *, drawn: bool) -> Dim:
-        """Emit the kernel; return the number of rows. ``drawn`` selects look-back."""
+        """Emit the kernel; return the number of rows. ``drawn`` selects look-back. For the tensors see `launch`."""
         ctx, builder, emit, x, axis = self.ctx, self.builder, self.emit, self.x, self.axis
         self.count = builder.integer(x.shape[axis])
         kept = [other for other in range(x.rank) if other != axis]

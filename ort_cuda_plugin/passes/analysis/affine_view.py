@@ -15,7 +15,7 @@ class Path:
     """An affine map from a view's coordinates to those of the dense tensor.
 
     Coordinate k of the dense tensor is ``starts[k]`` plus, for each axis of the view with ``targets[axis] == k``,
-    ``factors[axis]`` times the view's coordinate on that axis. An axis without a target is broadcast. ``digits[k]``
+    ``factors[axis]`` times the view's coordinate on that axis. An axis with the target None is broadcast. ``digits[k]``
     lists the axes with target k, the innermost first.
     Example: ``x[:, 2:6].transpose()`` of a dense x [3, 8] has shape [4, 3], targets (1, 0), factors (1, 1), starts (0,
         2).

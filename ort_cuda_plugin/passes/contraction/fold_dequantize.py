@@ -233,7 +233,7 @@ def _is_storable(x: Scalar) -> bool:
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
     """Return the tensor in device memory that the producer loads as ``source``, or in which it stores ``source``.
 
-    Returns None if there is no such tensor.
+    Returns None if there is none; a tensor that the producer stores must be dense and have the type of ``source``.
     """
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)

@@ -69,15 +69,15 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 class StepTrials:
     """Generates the kernels of the steps of a claimed node, to find out early whether that fails.
 
-    Steps of equal structure share one trial.
+    Steps of equal structure share one trial, if the constants that the kernels depend on are equal as well.
     """
 
     def __init__(self) -> None:
         self._tried: dict[Hashable, Inspected] = {}
 
     def __call__(self, ctx: Lowering, step: Map) -> None:
-        """Generate the kernels of a step unless a step of equal structure has been tried. Raises the errors of
-        `launch_step`.
+        """Generate the kernels of a step unless a step of equal structure, with equal `Inspected` constants, has been
+        tried. Raises the errors of `launch_step`.
         """
         structure = structure_of(step)
         if structure is None:

@@ -112,7 +112,10 @@ class _Placement:
 
 
 def written_views(step: Step | None, buffer: Buffer) -> list[Tensor]:
-    """Return the views of ``buffer`` that a step writes; for a launch that writes it, all arguments in ``buffer``."""
+    """Return the views of ``buffer`` that a step writes; for a launch that writes it, all arguments in ``buffer``.
+
+    Empty for other steps, even for those that write ``buffer``.
+    """
     if isinstance(step, Map):
         return [y for _, y in step.all_outputs if y.buffer is buffer]
     if isinstance(step, Launch) and buffer in step.writes:
