@@ -267,7 +267,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """Return the line breaks of a comment, so that errors keep the right line numbers."""
+    """Return the line breaks of a comment, so that errors keep the right line numbers; a space if it has none."""
     return "\n" * match[0].count("\n") or " "
 
 

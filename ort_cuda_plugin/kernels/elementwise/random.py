@@ -64,8 +64,9 @@ class RandomRun:
     """Random bits of the node being lowered, different in every Run.
 
     A separate launch counts the Runs on the device, so that concurrent Runs, and replays of a CUDA graph, get different
-    bits. Nodes with equal ``seed`` get equal bits, also in different sessions, as in ONNX Runtime. For a node without
-    ``seed`` each session draws a seed; a plugin cannot read the seed of ``onnxruntime.set_seed``.
+    bits. Nodes with equal ``seed`` get equal bits in the first Runs of their sessions, in the second ones, and so on,
+    as in ONNX Runtime. For a node without ``seed`` each session draws a seed; a plugin cannot read the seed of
+    ``onnxruntime.set_seed``.
     """
 
     def __init__(self, ctx: Lowering, seed: float | None) -> None:

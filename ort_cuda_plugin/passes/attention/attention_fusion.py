@@ -31,8 +31,8 @@ TYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 def fuse_attention(steps: Sequence[Step]) -> list[Step]:
     """Fuse a GEMM, a row program such as Softmax over its rows, and a second GEMM into one attention step.
 
-    Assumes: the masks and scales between the GEMMs are fused into the row program; no operand of the GEMMs is a
-        constant; the epilogue of the second GEMM reads neither scores nor probabilities.
+    Assumes: the masks and scales between the GEMMs are fused into the row program; the right operands of the GEMMs are
+        not constant; nothing else reads the scores or the probabilities.
     Guarantees: scores are not stored. The attention step keeps the three steps as its ``parts``, for
         attention_decomposition.
     Example: ``s = MatMul(q, k); p = Softmax(s); y = MatMul(p, v)`` -> ``y = attention(q, k, v)``.

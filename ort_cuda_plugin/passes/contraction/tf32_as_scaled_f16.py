@@ -40,8 +40,8 @@ def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]
     normalizations, so that the scaled values fit float16.
 
     Assumes: attention is fused; TF32 is allowed; kernels are generated for a GPU.
-    Guarantees: only GEMMs and attention that float16 makes faster read such tensors. The scales of a left operand are
-        factors of the weights, computed once.
+    Guarantees: only GEMMs that float16 makes faster, and attention that is faster as FlashAttention, read such tensors.
+        The scales of a left operand are factors of the weights, computed once.
     Example: ``n = LayerNorm(x) f32; y = MatMul(n, w)`` -> ``n = f16(LayerNorm(x) * s); y = MatMul(n, w / s)``.
     """
     halves = _Halves(ctx, steps)
@@ -54,7 +54,8 @@ class _Stored:
     """A tensor that is stored as scaled float16.
 
     ``codes`` are the float16 numbers, in the layout of the tensor's buffer. ``powers`` are the scales (value = code *
-    scale), a vector along the columns or a single number; ``inverses`` are 1 / scale.
+    scale), a vector along the columns or a single number; ``inverses`` are 1 / scale. They are None for the result of
+    attention, which has the scale of the values.
     """
 
     codes: Tensor
@@ -125,7 +126,7 @@ class _Halves:
         return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)
 
     def _is_attention_halved(self, step: Attend) -> bool:
-        """Return whether an attention step can read and write scaled float16 throughout, and is faster with it.
+        """Return whether an attention step can use scaled float16 throughout, and is faster as FlashAttention.
 
         All readers must then be GEMMs that read the result as their first operand only, not also as a residual.
         """

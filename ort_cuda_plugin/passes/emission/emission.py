@@ -33,8 +33,9 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 
     Assumes: kernels are selected. A contraction has no schedule if a later pass changed it or split it off another one;
         rules then choose one of the plugin's kernels.
-    Guarantees: only launches, library calls, copies, fills, read-backs and Python callbacks are left. A launch lists
-        the inputs that may share memory with a result. The guards of the kernels become guards of the plan.
+    Guarantees: only launches, library calls, copies, fills, read-backs and Python callbacks are left. The launches of
+        an elementwise step list the inputs that may share memory with a result. The guards of the kernels become guards
+        of the plan.
     Example: ``y = Relu(MatMul(a, b))`` -> ``launch matmul_relu(a, b, y)``.
     """
     launched: list[Recordable] = []

@@ -20,7 +20,8 @@ def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Flatten the channel axes of a convolution into the one that cuDNN supports, and add a rearranging elementwise
     step (map).
 
-    Assumes: the operands of the epilogue are per channel; a convolution with other operands stays.
+    Assumes: the operands of the epilogue have one element per channel; a convolution with other operands, or with
+        several results, stays.
     Guarantees: a flattened convolution writes one dense image, which the map rearranges.
     Example: ``conv -> [n, 8, 2, 2, h, w]`` (channels of three axes) -> ``conv -> [n, 32, h, w]; map``.
     """
@@ -37,7 +38,7 @@ def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 def _flattened(ctx: Lowering, step: Convolve) -> list[Map]:
     """Return the convolution with one channel axis, and an elementwise step that rearranges its result.
 
-    Returns the step alone if the epilogue has operands that are not per channel.
+    Returns the step alone if an operand of the epilogue does not have one element per channel, or for several results.
     """
     inputs: list[Input] = []
     channels = [step.shape[axis] for axis in step.channels]

@@ -60,7 +60,8 @@ def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], size: int) -> int:
     """Return the number of batch tiles for two adjacent steps.
 
-    Returns 1 if they are not a convolution and a depthwise convolution of its result, or if tiling gains nothing.
+    Returns 1 if they are not a channels-last convolution and a depthwise convolution of its result, which nothing else
+    may read or write. Returns 1 also if tiling gains nothing, or if `MOST_PARTS` tiles would still be too large.
     """
     both = _convolutions(pair)
     if len(both) < 2 or any(step.transposed or step.is_converted for step in both):

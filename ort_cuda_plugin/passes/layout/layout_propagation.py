@@ -86,8 +86,8 @@ class _Propagation:
         return result
 
     def _spread(self) -> None:
-        """Move further images to NHWC: those that a step reads or writes elementwise together with an image that has
-        moved.
+        """Move further images to NHWC: those that a map reads or writes elementwise together with an image that has
+        moved, and those that a launch uses with such an image, if the launch can be recorded again.
 
         Such an image moves only if all steps that use it support NHWC.
         """

@@ -20,15 +20,16 @@ def interchange_loops(steps: Sequence[Step]) -> list[Step]:
     """Interchange the loops of elementwise steps (maps), so that the innermost loop accesses adjacent elements.
 
     Assumes: layouts are final.
-    Guarantees: a map's dimensions are in the memory order of its tensors, if the tensors agree in it; the computation
-        of each element does not change.
+    Guarantees: a map of at least three dimensions is in the memory order of its first result, if that is an NHWC image.
+        If all its tensors have stride 1 along one dimension, the last such dimension is innermost. The computation of
+        each element does not change.
     Example: ``map over [n, c, h, w]`` of NHWC images -> ``map over [n, h, w, c]``.
     """
     return [_unit_axis_last(_in_memory_order(step)) if isinstance(step, Map) else step for step in steps]
 
 
 def _in_memory_order(step: Map) -> Map:
-    """Return the step with its dimensions in memory order if it writes an NHWC image, else unchanged."""
+    """Return the step with its dimensions in memory order if its first result is an NHWC image, else unchanged."""
     if type(step) is not Map or not step.outputs:
         return step
     result, rank = step.outputs[0][1], len(step.shape)
@@ -38,7 +39,10 @@ def _in_memory_order(step: Map) -> Map:
 
 
 def _unit_axis_last(step: Map) -> Map:
-    """Return the step with its axes in memory order if all tensors have stride 1 along one axis other than the last."""
+    """Return the step with its axes in the first result's order, if all tensors have stride 1 along one but the last.
+
+    Returns a step of fewer than three axes unchanged.
+    """
     if type(step) is not Map or not step.outputs or len(step.shape) < 3:
         return step
     placed = [broadcast_strides(x, step.shape) for _, x in (*step.outputs, *step.inputs)]

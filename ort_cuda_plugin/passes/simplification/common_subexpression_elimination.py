@@ -19,8 +19,8 @@ def eliminate_common_subexpressions(steps: Sequence[Step]) -> list[Step]:
 
     Assumes: equal computations of one input are fused into one step, for example several operators that quantize one
         tensor.
-    Guarantees: no two dense intermediates of one step have equal expressions, unless a reader does not support the
-        view of the other tensor.
+    Guarantees: no two dense intermediates of one step that have equal shapes and types, and no other writer, have equal
+        expressions, unless a reader does not support the view of the other tensor.
     Example: ``a, b = Exp(x), Exp(x)`` -> ``a = Exp(x)``; the readers of b read a.
     """
     result = list(steps)
