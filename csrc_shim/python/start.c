@@ -84,13 +84,25 @@ enum {
 _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per member");
 
 /* Loads the package that contains the library, by path, so that no other copy of the package is imported. A library
- * that was copied out of its package loads the installed package. If this file started Python (`started`), Python does
- * not search the user's site-packages. If the package is installed there, its dependencies are there too, so the script
- * adds that folder to sys.path. The folder comes before the system's packages, whose versions can differ: a Python that
- * searches the user's site-packages has the same order. */
+ * that was copied out of its package loads the installed package.
+ *
+ * If this file started Python (`started`), the script keeps Python from changing the actions of signals:
+ *   SIGINT: Python's module _signal replaces the default action, even though Py_InitializeEx got 0. Ctrl-C would then
+ *     raise KeyboardInterrupt in a callback and not end the process. The script sets the default action again.
+ *   SIGWINCH: the module readline, which cuda.core imports, replaces the application's handler. The script makes the
+ *     import of readline fail, as on a system without it.
+ *
+ * Python then does not search the user's site-packages either. If the package is installed there, its dependencies are
+ * there too, so the script adds that folder to sys.path. The folder comes before the system's packages, whose versions
+ * can differ: a Python that searches the user's site-packages has the same order. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"
+    "    if started:\n"
+    "        import _signal\n"
+    "        if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:\n"
+    "            _signal.signal(_signal.SIGINT, _signal.SIG_DFL)\n"
+    "        sys.modules['readline'] = None\n"
     "    packages = os.path.dirname(folder)\n"
     "    if started and packages.endswith(('/site-packages', '/dist-packages')) and packages not in sys.path:\n"
     "        import site\n"

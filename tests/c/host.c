@@ -1,11 +1,14 @@
 /* An application in C, linked only to libonnxruntime. It registers the plugin, selects the emulated device, runs a
- * model with one Add of eight floats, and unregisters. Checks that repeated Runs do not leak host memory, and that
- * sessions, allocators and values which outlive the registration can be released. Exits with 0.
+ * model with one Add of eight floats, and unregisters. Checks that repeated Runs do not leak host memory, that
+ * sessions, allocators and values which outlive the registration can be released, and that the Python that the plugin
+ * starts replaces no signal's action. Exits with 0.
  *
  * host LIBRARY MODEL */
+#define _GNU_SOURCE
 #include "base/ort_abi.h"
 
 #include <malloc.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +32,26 @@ static void require(int condition, const char *what) {
     return;
   fprintf(stderr, "%s\n", what);
   exit(2);
+}
+
+enum { NUM_SIGNALS = 65 };
+typedef void (*signal_handler)(int);
+
+static void read_handlers(signal_handler handlers[NUM_SIGNALS]) {
+  for (int i = 1; i < NUM_SIGNALS; i++) {
+    struct sigaction action;
+    handlers[i] = sigaction(i, NULL, &action) == 0 ? action.sa_handler : SIG_DFL;
+  }
+}
+
+static void require_handlers(const signal_handler expected[NUM_SIGNALS]) {
+  signal_handler handlers[NUM_SIGNALS];
+  read_handlers(handlers);
+  for (int i = 1; i < NUM_SIGNALS; i++) {
+    if (handlers[i] != expected[i])
+      fprintf(stderr, "signal %d\n", i);
+    require(handlers[i] == expected[i], "a signal's action was replaced");
+  }
 }
 
 static const OrtEpDevice *find_device(OrtEnv *env) {
@@ -165,12 +188,16 @@ int main(int argc, char **argv) {
   api = OrtGetApiBase()->GetApi(number < OCP_NEWEST_API ? number : OCP_NEWEST_API);
   require(api != NULL, "no API");
 
+  signal_handler handlers[NUM_SIGNALS];
+  signal(SIGINT, SIG_DFL); /* Python would replace only the default action, and this process may ignore SIGINT */
+  read_handlers(handlers);
   OrtEnv *env;
   CALL(CreateEnv, ORT_LOGGING_LEVEL_WARNING, "host", &env);
   for (int round = 0; round < 2; round++) { /* in the second round Python is running already */
     CALL(RegisterExecutionProviderLibrary, env, "cuda.virtual", argv[1]);
     const OrtEpDevice *device = find_device(env);
     OrtSession *session = create_session(env, device, argv[2]);
+    require_handlers(handlers);
     run_steadily(session);
     run_on_stream(session, device);
     if (argc > 3 && round == 0)
