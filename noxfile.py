@@ -1,8 +1,8 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
-Sessions run in the environment in which nox is installed, with the tools of the `test` extra. `exports`, `lock`, `ptx`,
-`pyright`, `recipes`, `serving`, `versions`, `wheels` and `workflows` make their own environments, and so does
-`.ci/run`.
+Sessions run in the environment in which nox is installed, with the tools of the `test` extra. `csharp`, `exports`,
+`lock`, `ptx`, `pyright`, `recipes`, `serving`, `versions`, `wheels` and `workflows` make their own environments, and so
+does `.ci/run`.
 """
 
 from __future__ import annotations
@@ -231,3 +231,16 @@ def serving(session: nox.Session) -> None:
     """Run Ray Serve with two replicas in a separate environment, and end one replica."""
     session.install("-e", ".[cpu,serve,test]")
     session.run("pytest", "-n", "1", "tests/docs/test_serving.py", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def csharp(session: nox.Session) -> None:
+    """Run C# programs on Mono (of the system) and .NET Core, with ONNX Runtime's C# sources, which npm downloads."""
+    package, version = "com.github.asus4.onnxruntime", "0.4.9"
+    folder = session.create_tmp()
+    session.install("-e", ".[cpu,test]", "dotnetcore2==3.1.23")
+    session.run("npm", "pack", f"{package}@{version}", "--pack-destination", folder, external=True)
+    session.run("tar", "-xzf", f"{folder}/{package}-{version}.tgz", "-C", folder, "package/Runtime", external=True)
+    variables = {"ORT_CUDA_PLUGIN_TEST_CSHARP": f"{folder}/package"}
+    tests = ("-n", "1", "-rs", "tests/hosts/test_csharp_host.py")
+    session.run("pytest", *BOTH_TIERS, *tests, *session.posargs, env=variables)
