@@ -293,7 +293,7 @@ typedef struct ocp_driver {
   CUresult (*EventSynchronize)(CUevent event);
   CUresult (*EventQuery)(CUevent event);
   CUresult (*EventElapsedTime)(float *milliseconds, CUevent start, CUevent end);
-  /* image: for CUDA a cubin, PTX or a fatbin; for the emulator an x86-64 relocatable ELF object of the compile pipeline
+  /* image: for CUDA a cubin, PTX or a fatbin; for the emulator a relocatable ELF object for the host's CPU
    * (emulator/kernel.h), PTX or a fatbin. image_bytes lets the emulator check it; the CUDA implementation ignores
    * it. */
   CUresult (*ModuleLoadData)(CUmodule *module, const void *image, size_t image_bytes);

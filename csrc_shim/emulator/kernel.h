@@ -1,7 +1,7 @@
 /* Contract between kernels compiled for the emulated device and the emulator that runs them.
  *
- * A kernel image is an x86-64 relocatable ELF object (static relocations, large code model) made by the compile
- * pipeline from the LLVM IR that the GPU build hands to NVVM. For a kernel NAME it defines two symbols:
+ * A kernel image is a relocatable ELF object for the host's CPU (static relocations, large code model) made by the
+ * compile pipeline from the LLVM IR that the GPU build hands to NVVM. For a kernel NAME it defines two symbols:
  *
  * - NAME, a function `void NAME(const void *const *params, ocp_emu_thread *thread)`. params[i] points to the value of
  *   parameter i, as kernelParams of cuLaunchKernel does; the emulator has already translated pointers from device

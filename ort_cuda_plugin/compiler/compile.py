@@ -35,6 +35,7 @@ from ort_cuda_plugin.compiler.foreign import ForeignCodeError, ForeignKernel, co
 from ort_cuda_plugin.compiler.host import counts
 from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import ir as host_ir
+from ort_cuda_plugin.compiler.host.stack_frame import frame_bytes
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.ptx.parser import Module, PtxError, parse
 from ort_cuda_plugin.compiler.ptx.translate import llvm_module
@@ -457,7 +458,7 @@ def emulated_object(symbols: Sequence[str], texts: Sequence[str]) -> bytes:
     for symbol in symbols:
         code = elf.symbol(symbol)
         start = elf.symbol_offset(code)
-        stack = frame_bytes(bytes(data[start : start + code.size]))
+        stack = frame_bytes(bytes(data[start : start + code.size]), elf.machine)
         struct.pack_into("<I", data, elf.symbol_offset(elf.symbol(f"{symbol}.meta")) + 12, stack)
     return bytes(data)
 
@@ -478,32 +479,3 @@ def emulated_image(symbol: str, text: str, target: Target) -> KernelImage:
             **(counts.metadata(text) if target.count else {}),
         },
     )
-
-
-callee_stack_bytes = 4096
-"""Stack bytes reserved for functions that kernels call: those of the C library, and the emulator's fiber switch."""
-red_zone_bytes = 128
-
-
-def frame_bytes(code: bytes) -> int:
-    """Return the stack bytes that an x86-64 function and its callees need; 0 if the function's prologue is unknown."""
-    position, pushed = 0, 8
-    while position < len(code):
-        byte = code[position]
-        if 0x50 <= byte <= 0x57:  # push
-            position, pushed = position + 1, pushed + 8
-        elif byte == 0x41 and 0x50 <= code[position + 1] <= 0x57:  # push r8..r15
-            position, pushed = position + 2, pushed + 8
-        elif code[position : position + 3] == b"\x48\x89\xe5":  # mov rbp, rsp
-            position += 3
-        elif code[position : position + 3] == b"\x48\x83\xe4":  # and rsp, imm8
-            position, pushed = position + 4, pushed + 64
-        elif code[position : position + 3] == b"\x48\x83\xec":  # sub rsp, imm8
-            return pushed + code[position + 3] + callee_stack_bytes
-        elif code[position : position + 3] == b"\x48\x81\xec":  # sub rsp, imm32
-            return pushed + int(struct.unpack_from("<I", code, position + 3)[0]) + callee_stack_bytes
-        elif code[position : position + 3] == b"\x48\x81\xe4":  # and rsp, imm32
-            position, pushed = position + 7, pushed + 4096
-        else:
-            break
-    return pushed + red_zone_bytes + callee_stack_bytes if pushed > 8 else 0

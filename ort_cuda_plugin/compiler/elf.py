@@ -47,6 +47,11 @@ class Elf:
         except (struct.error, OverflowError):
             raise ValueError(f"an entry at offset {offset} lies outside of the ELF file") from None
 
+    @property
+    def machine(self) -> int:
+        """The CPU that the file's code is for: ``e_machine`` of its header."""
+        return self._unpack("<H", 18)[0]
+
     @cached_property
     def sections(self) -> list[Section]:
         (table,) = self._unpack("<Q", 40)

@@ -11,6 +11,8 @@
 #include "emulator/blocks/meeting.h"
 #include "emulator/blocks/order.h"
 #include "emulator/findings.h"
+#include "emulator/host/cpu.h"
+#include "emulator/host/stack_switch.h"
 #include "emulator/module.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -20,7 +22,6 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-#define PAGE 4096u
 #define UNKNOWN_STACK (64u << 10)
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define STACK_MARGIN (64u << 10)
@@ -33,49 +34,12 @@
 
 _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
-/* Saves the callee-saved registers on the stack and the stack pointer in *save; resumes the fiber whose saved stack
- * pointer is `load`. */
-void ocp_emu_switch(void **save, void *load);
-/* Like ocp_emu_switch, but starts ocp_emu_fiber_main(fiber) on an empty stack. */
-void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber);
-/* Resumes the fiber whose saved stack pointer is `load`, without saving the state of the current fiber. */
-_Noreturn void ocp_emu_switch_last(void *load);
-__attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(emu_fiber *fiber);
-
-#ifdef __x86_64__
-#define FUNCTION(name, body)                                                                                           \
-  ".p2align 4\n.hidden " name "\n.globl " name "\n.type " name ", @function\n" name ":\n" body ".size " name           \
-  ", .-" name "\n"
-#define PUSH "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
-#define POP "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-/* ocp_emu_switch ends in a `ret`, which the CPU predicts rightly: most fibers resume at the call at which the switching
- * fiber stops. The other two functions change the call depth, so they jump. */
-__asm__(".text\n" FUNCTION("ocp_emu_switch", PUSH "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n" POP "  ret\n")
-            FUNCTION("ocp_emu_switch_new", PUSH "  movq %rsp, (%rdi)\n  leaq -8(%rsi), %rsp\n  movq %rdx, %rdi\n"
-                                                "  jmp ocp_emu_fiber_main\n")
-                FUNCTION("ocp_emu_switch_last", "  movq %rdi, %rsp\n" POP "  popq %rcx\n  jmp *%rcx\n"));
-#else
-/* The loader refuses every kernel on other hosts, so no fiber ever runs. */
-void ocp_emu_switch(void **save, void *load) {
-  (void)save, (void)load;
-  abort();
-}
-void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber) {
-  (void)save, (void)stack_top, (void)fiber;
-  abort();
-}
-void ocp_emu_switch_last(void *load) {
-  (void)load;
-  abort();
-}
-#endif
-
 /* Returns the size in bytes of a warp's stacks with their guard page. A process may have about 65,000 mappings, and
  * each guard page adds two. So a warp has one guard page, below the stack of its first thread: the threads of a warp
  * run the same code, so a stack overflow hits the guard page in the first thread. */
-static size_t warp_bytes(size_t stack_size) { return PAGE + EMU_WARP * stack_size; }
+static size_t warp_bytes(size_t stack_size) { return EMU_PAGE + EMU_WARP * stack_size; }
 static uint8_t *stack_bottom(const emu_cpu *cpu, uint32_t index) {
-  return cpu->stacks + index / EMU_WARP * warp_bytes(cpu->stack_size) + PAGE + index % EMU_WARP * cpu->stack_size;
+  return cpu->stacks + index / EMU_WARP * warp_bytes(cpu->stack_size) + EMU_PAGE + index % EMU_WARP * cpu->stack_size;
 }
 static void *stack_top(const emu_cpu *cpu, uint32_t index) {
   return stack_bottom(cpu, index) + cpu->stack_size - index % COLORS * COLOR_BYTES;
@@ -306,7 +270,8 @@ static _Noreturn void end_thread(emu_cpu *cpu, uint32_t index) {
   __builtin_unreachable();
 }
 
-void ocp_emu_fiber_main(emu_fiber *fiber) {
+void ocp_emu_fiber_main(void *started) {
+  emu_fiber *fiber = started;
   emu_cpu *cpu = emu_running;
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(NULL, cpu->main_bottom ? NULL : &cpu->main_bottom,
@@ -326,7 +291,7 @@ _Noreturn void ocp_emu_exit(ocp_emu_thread *thread) {
 bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
   uint32_t stack = launch->function->meta->stack_bytes;
   size_t need = (stack ? stack : UNKNOWN_STACK) + STACK_MARGIN + COLORS * COLOR_BYTES;
-  size_t size = (need + PAGE - 1) & ~(size_t)(PAGE - 1);
+  size_t size = (need + EMU_PAGE - 1) & ~(size_t)(EMU_PAGE - 1);
   if (!cpu->fibers) {
     cpu->fibers = calloc(EMU_MAX_THREADS, sizeof *cpu->fibers);
     if (!cpu->fibers)
@@ -338,7 +303,7 @@ bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
     if (stacks == MAP_FAILED)
       return false;
     for (uint32_t warp = 0; warp < EMU_MAX_WARPS; warp++)
-      if (mprotect((uint8_t *)stacks + warp * warp_bytes(size), PAGE, PROT_NONE)) {
+      if (mprotect((uint8_t *)stacks + warp * warp_bytes(size), EMU_PAGE, PROT_NONE)) {
         munmap(stacks, bytes);
         return false;
       }

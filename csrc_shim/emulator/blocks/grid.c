@@ -13,24 +13,13 @@
 #include "emulator/blocks/profile.h"
 #include "emulator/blocks/workers.h"
 #include "emulator/fault.h"
+#include "emulator/host/cpu.h"
 #include "emulator/kernel.h"
 #include "emulator/module.h"
 
-#ifdef __x86_64__
-#include <x86intrin.h>
-#endif
-
-/* Ticks are those of the time stamp counter, two to five per nanosecond. */
+/* Ticks are those of emu_ticks, two to five per nanosecond. */
 #define WAKE_TICKS 60000u  /* minimum remaining work for which waking a worker pays */
 #define CHUNK_TICKS 60000u /* estimated work of the blocks that a thread takes at a time */
-
-static uint64_t ticks(void) {
-#ifdef __x86_64__
-  return __rdtsc();
-#else
-  return 0;
-#endif
-}
 
 /* ---- resources of host threads that run blocks ---- */
 
@@ -217,9 +206,9 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t step = 1;
     do {
-      uint64_t start = ticks();
+      uint64_t start = emu_ticks();
       run_blocks(launch, cpu, done, done + step);
-      cost = (ticks() - start) / step + 1;
+      cost = (emu_ticks() - start) / step + 1;
       done += step;
       step = done < launch->blocks - done ? done : launch->blocks - done;
     } while (step && (cost * (launch->blocks - done) < WAKE_TICKS || emu.threads == 1));
@@ -229,9 +218,9 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
     grid_rest rest = {launch, done};
     uint64_t count = launch->blocks - done, fair = count / (4 * emu.threads), chunk = CHUNK_TICKS / (cost + 1);
     chunk = chunk < fair ? chunk : fair;
-    uint64_t start = ticks();
+    uint64_t start = emu_ticks();
     emu_pool_run(run_range, &rest, count, chunk ? chunk : 1);
-    cost = (ticks() - start) * emu.threads / count + 1;
+    cost = (emu_ticks() - start) * emu.threads / count + 1;
   }
   atomic_store_explicit(&function->ticks_per_block, cost < UINT32_MAX ? (uint32_t)cost : UINT32_MAX,
                         memory_order_relaxed);
@@ -276,12 +265,10 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
       .device = device,
       .clock = clock,
   };
-#ifdef __x86_64__
-  unsigned control = _mm_getcsr();             /* the host thread may have set flush-to-zero or another rounding mode */
-  bool differs = (control & ~0x3fu) != 0x1f80; /* 0x1f80: the default; 0x3f: status flags, which do not matter */
+  emu_float_control control = emu_float_control_read(); /* the host thread may have set another rounding mode */
+  bool differs = (control & ~EMU_FLOAT_STATUS) != EMU_FLOAT_DEFAULT; /* or that subnormals are flushed to zero */
   if (differs)
-    _mm_setcsr(0x1f80);
-#endif
+    emu_float_control_write(EMU_FLOAT_DEFAULT);
   emu_wrong *wrong = emu_wrong_begin(op);
   uint64_t begun = emu_profile_begin();
   do {
@@ -291,9 +278,7 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
   emu_launch_ended(&launch);
   emu_profile_end(begun, &launch);
   emu_wrong_end(wrong);
-#ifdef __x86_64__
   if (differs)
-    _mm_setcsr(control);
-#endif
+    emu_float_control_write(control);
   return result;
 }

@@ -7,24 +7,17 @@
 #include <string.h>
 #include <time.h>
 
+#include "emulator/host/cpu.h"
 #include "emulator/state.h"
-
-#ifdef __x86_64__
-#include <x86intrin.h>
-#endif
 
 /* ---- directed rounding ---- */
 
 enum { ADD, SUB, MUL, FMA, DIV, SQRT };
 
 double ocp_emu_directed(uint32_t operation, uint32_t mode, double a, double b, double c) {
-  volatile double x = a, y = b, z = c, result = 0; /* volatile: no operation moves across _mm_setcsr */
-#ifdef __x86_64__
-  unsigned control = _mm_getcsr();
-  _mm_setcsr((control & ~0x6000u) | mode << 13);
-#else
-  (void)mode;
-#endif
+  volatile double x = a, y = b, z = c, result = 0; /* volatile: no operation moves across the change of mode */
+  emu_float_control control = emu_float_control_read();
+  emu_float_control_write(emu_float_rounding(control, mode));
   switch (operation) {
   case ADD:
     result = x + y;
@@ -45,9 +38,7 @@ double ocp_emu_directed(uint32_t operation, uint32_t mode, double a, double b, d
     result = sqrt(x);
     break;
   }
-#ifdef __x86_64__
-  _mm_setcsr(control);
-#endif
+  emu_float_control_write(control);
   return result;
 }
 

@@ -10,6 +10,7 @@
 
 #include "base/number.h"
 #include "emulator/fault.h"
+#include "emulator/host/cpu.h"
 #include "emulator/shadow.h"
 #include "emulator/state.h"
 #include "emulator/work/queue.h"
@@ -17,7 +18,6 @@
 #define ENVIRONMENT "ORT_CUDA_PLUGIN_EMULATE"
 #define DEFAULT_DEVICE_BYTES ((uint64_t)16 << 30)
 #define PINNED_BYTES ((uint64_t)16 << 30)
-#define PAGE 4096u
 #define MAX_WORKERS 1024u
 #define MAX_DEVICE_BYTES ((uint64_t)512 << 30)
 
@@ -64,7 +64,7 @@ static void configure_from_environment(void) {
              ENVIRONMENT, streams);
   (void)(read_number(ENVIRONMENT "_DEVICES", 1, EMU_MAX_DEVICES, &devices) &&
          read_number(ENVIRONMENT "_WORKERS", 0, MAX_WORKERS, &workers) &&
-         read_number(ENVIRONMENT "_MEMORY", PAGE, MAX_DEVICE_BYTES, &bytes) &&
+         read_number(ENVIRONMENT "_MEMORY", EMU_PAGE, MAX_DEVICE_BYTES, &bytes) &&
          read_number(ENVIRONMENT "_SEED", 0, UINT64_MAX, &seed) && read_flag(ENVIRONMENT "_CHECK", &check) &&
          read_number(EMU_SEMAPHORE_VARIABLE, 1, 86400, &seconds));
   emu.config = (ocp_emu_config){
@@ -109,7 +109,7 @@ static void stop(void);
 int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes) {
   if (config->num_devices < 1 || config->num_devices > EMU_MAX_DEVICES)
     return refuse(text, text_bytes, "the number of emulated devices must be 1 to 8");
-  if (config->device_bytes < PAGE || config->device_bytes > MAX_DEVICE_BYTES || config->device_bytes % PAGE)
+  if (config->device_bytes < EMU_PAGE || config->device_bytes > MAX_DEVICE_BYTES || config->device_bytes % EMU_PAGE)
     return refuse(text, text_bytes, "the memory of an emulated device must be 4 KiB to 512 GiB, in whole pages");
   if (config->workers > MAX_WORKERS)
     return refuse(text, text_bytes, "the number of worker threads of the emulated devices must be at most 1024");
@@ -194,7 +194,7 @@ static CUresult start_locked(void) {
     fork_handler = true;
   }
   emu.threads = count_threads();
-  uint64_t each = emu.config.device_bytes = (emu.config.device_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+  uint64_t each = emu.config.device_bytes = (emu.config.device_bytes + EMU_PAGE - 1) & ~(uint64_t)(EMU_PAGE - 1);
   emu_queue_seed(emu.config.seed);
   emu.span = each <= MAX_DEVICE_BYTES / 2 ? 2 * each : each;
   emu.bytes = emu.span * emu.config.num_devices;

@@ -1,4 +1,5 @@
-/* Loads relocatable x86-64 ELF objects, the format of kernels that the compile pipeline makes for the emulated device.
+/* Loads relocatable ELF objects for the host's CPU, the format of kernels that the compile pipeline makes for the
+ * emulated device.
  *
  * The bytes come from a cache file that may be damaged or hostile, so every offset, index and size is checked before it
  * is used, and the loader's work is bounded by the length of the file. What the code does when it runs is not checked.
@@ -13,21 +14,16 @@
 
 #include "driver/driver.h"
 #include "emulator/calls/symbols.h"
+#include "emulator/host/cpu.h"
+#include "emulator/host/relocation.h"
 #include "emulator/module.h"
 #include "emulator/state.h"
 #include "emulator/work/capture.h"
 #include "emulator/work/queue.h"
 
-#define PAGE 4096u
 #define MAX_IMAGE ((size_t)64 << 20)
 #define MAX_MAPPING (4 * (uint64_t)MAX_IMAGE)
-#define MAX_ALIGN PAGE
-
-/* An undefined symbol: its address, and a jump to that address. Calls go to the jump, since they reach only 2 GiB. */
-typedef struct import {
-  uint64_t address;
-  uint8_t jump[8]; /* jmp *-14(%rip), which reads `address` */
-} import;
+#define MAX_ALIGN EMU_PAGE
 
 /* A string table; its last byte is 0. */
 typedef struct strings {
@@ -46,7 +42,7 @@ typedef struct loader {
   uint32_t num_symbols, symbol_table; /* number of symbols; index of the symbol table's section */
   strings strings;                    /* names of the symbols */
   strings section_names;              /* empty where there are none */
-  import *imports;                    /* one per symbol; used for the undefined ones and as the global offset table */
+  emu_import *imports;                /* one per symbol; used for the undefined ones and as the global offset table */
 } loader;
 
 static CUresult bad(const char *what) { return emu_fail(CUDA_ERROR_INVALID_IMAGE, "kernel object: %s", what); }
@@ -127,12 +123,10 @@ static CUresult read_headers(loader *in) {
   if (memcmp(in->header->e_ident, ELFMAG, SELFMAG) || in->header->e_ident[EI_CLASS] != ELFCLASS64 ||
       in->header->e_ident[EI_DATA] != ELFDATA2LSB || in->header->e_type != ET_REL)
     return bad("it is not a relocatable 64-bit ELF object");
-#ifdef __x86_64__
-  if (in->header->e_machine != EM_X86_64)
-    return bad("it is not for x86-64");
-#else
-  return emu_fail(CUDA_ERROR_NO_BINARY_FOR_GPU, "the emulated device runs kernels on x86-64 hosts only");
-#endif
+  if (in->header->e_machine != emu_host_machine)
+    return emu_fail(CUDA_ERROR_NO_BINARY_FOR_GPU,
+                    "kernel object: it is for another CPU (ELF machine %u) than the host's, %s (%u)",
+                    in->header->e_machine, emu_host_name, emu_host_machine);
   in->num_sections = in->header->e_shnum;
   in->sections = slice(in, in->header->e_shoff, (uint64_t)in->num_sections * sizeof(Elf64_Shdr));
   if (in->header->e_shentsize != sizeof(Elf64_Shdr) || !in->num_sections || !in->sections || in->header->e_shoff % 8)
@@ -158,7 +152,7 @@ static enum emu_section_group group_of(const Elf64_Shdr *section) {
 
 /* Computes the offset in the mapping of each loaded section, and where each group (code, constants, writable) ends. */
 static void lay_out(const loader *in, uint64_t *offsets, uint64_t ends[EMU_NUM_GROUPS]) {
-  uint64_t offset = (uint64_t)in->num_symbols * sizeof(import); /* the imports are at the start of the code */
+  uint64_t offset = (uint64_t)in->num_symbols * sizeof(emu_import); /* the imports are at the start of the code */
   for (enum emu_section_group group = EMU_CODE; group < EMU_NUM_GROUPS; group++) {
     for (uint32_t i = 0; i < in->num_sections; i++) {
       const Elf64_Shdr *section = &in->sections[i];
@@ -168,7 +162,7 @@ static void lay_out(const loader *in, uint64_t *offsets, uint64_t ends[EMU_NUM_G
       offsets[i] = offset;
       offset += section->sh_size; /* cannot overflow: fewer than 2^16 sections of at most 2^26 bytes */
     }
-    ends[group] = offset = round_up(offset, PAGE);
+    ends[group] = offset = round_up(offset, EMU_PAGE);
   }
 }
 
@@ -222,7 +216,7 @@ static CUresult resolve(loader *in, uint32_t index, uint64_t *address) {
     *address = (uint64_t)in->placed[symbol->st_shndx] + symbol->st_value;
     return CUDA_SUCCESS;
   }
-  import *import = &in->imports[index];
+  emu_import *import = &in->imports[index];
   if (!import->address) {
     const char *name = string_at(&in->strings, symbol->st_name);
     if (!name || !*name)
@@ -230,9 +224,7 @@ static CUresult resolve(loader *in, uint32_t index, uint64_t *address) {
     const void *found = emu_symbol(name);
     if (!found)
       return emu_fail(CUDA_ERROR_INVALID_IMAGE, "kernel object: undefined symbol \"%s\"", name);
-    static const uint8_t jump[8] = {0xff, 0x25, 0xf2, 0xff, 0xff, 0xff, 0x90, 0x90};
-    import->address = (uint64_t)found;
-    memcpy(import->jump, jump, sizeof jump);
+    emu_import_set(import, (uint64_t)found);
   }
   *address = import->address;
   return CUDA_SUCCESS;
@@ -240,7 +232,7 @@ static CUresult resolve(loader *in, uint32_t index, uint64_t *address) {
 
 static CUresult relocate_one(loader *in, uint32_t target, const Elf64_Rela *rela) {
   uint32_t type = ELF64_R_TYPE(rela->r_info), index = (uint32_t)ELF64_R_SYM(rela->r_info);
-  if (type == R_X86_64_NONE)
+  if (emu_relocation_is_none(type))
     return CUDA_SUCCESS;
   if (index >= in->num_symbols)
     return bad("a relocation names a symbol that does not exist");
@@ -248,45 +240,19 @@ static CUresult relocate_one(loader *in, uint32_t target, const Elf64_Rela *rela
   CUresult result = resolve(in, index, &symbol);
   if (result)
     return result;
-  uint64_t width = type == R_X86_64_64 || type == R_X86_64_PC64 ? 8 : 4, size = in->sections[target].sh_size;
-  if (rela->r_offset > size || width > size - rela->r_offset)
+  uint64_t size = in->sections[target].sh_size;
+  if (rela->r_offset > size)
     return bad("a relocation lies outside its section");
-  uint8_t *place = in->placed[target] + rela->r_offset;
-  bool imported = in->symbols[index].st_shndx == SHN_UNDEF;
-  bool relative = false;
-  switch (type) {
-  case R_X86_64_64:
-  case R_X86_64_32:
-  case R_X86_64_32S:
-    break;
-  case R_X86_64_PC32:
-  case R_X86_64_PLT32:
-    if (imported)
-      symbol = (uint64_t)in->imports[index].jump;
-    relative = true;
-    break;
-  case R_X86_64_PC64:
-    relative = true;
-    break;
-  case R_X86_64_GOTPCREL:
-  case R_X86_64_GOTPCRELX:
-  case R_X86_64_REX_GOTPCRELX: { /* the symbol's import serves as its entry of the global offset table */
-    in->imports[index].address = symbol;
-    symbol = (uint64_t)&in->imports[index].address;
-    relative = true;
-    break;
-  }
-  default:
-    return emu_fail(CUDA_ERROR_INVALID_IMAGE, "kernel object: relocation type %u is not supported", type);
-  }
-  uint64_t value = symbol + (uint64_t)rela->r_addend - (relative ? (uint64_t)place : 0);
-  if (width == 4) {
-    bool fits = type == R_X86_64_32 ? value == (uint32_t)value : (int64_t)value == (int32_t)value;
-    if (!fits)
-      return bad("a 32-bit relocation is out of range (compile with the large code model)");
-  }
-  memcpy(place, &value, width);
-  return CUDA_SUCCESS;
+  const emu_relocation relocation = {
+      .type = type,
+      .place = in->placed[target] + rela->r_offset,
+      .available = size - rela->r_offset,
+      .symbol = symbol,
+      .addend = (uint64_t)rela->r_addend,
+      .imported = in->symbols[index].st_shndx == SHN_UNDEF,
+      .import = &in->imports[index],
+  };
+  return emu_relocate(&relocation);
 }
 
 static CUresult relocate(loader *in) {
@@ -361,6 +327,8 @@ CUresult emu_object_load(CUmodule *out, emu_device *device, const void *image, s
     result = relocate(&in);
   if (!result)
     result = keep_symbols(&in, module);
+  if (!result)
+    __builtin___clear_cache((char *)module->mapping, (char *)module->mapping + module->code_bytes);
   if (!result && (mprotect(module->mapping, module->code_bytes, PROT_READ | PROT_EXEC) ||
                   mprotect(module->mapping + module->code_bytes, module->constant_bytes, PROT_READ)))
     result = emu_fail(CUDA_ERROR_UNKNOWN, "the system does not allow kernel code to be mapped as executable");

@@ -13,12 +13,12 @@
 #include "emulator/external/mapping.h"
 #include "emulator/external/pause.h"
 #include "emulator/heap.h"
+#include "emulator/host/cpu.h"
 #include "emulator/mempool.h"
 #include "emulator/state.h"
 #include "emulator/work/capture.h"
 #include "emulator/work/timeline.h"
 
-#define PAGE 4096u
 #define MAX_BYTES ((uint64_t)1 << 48)
 #define WHAT "CUDA IPC memory"
 
@@ -63,9 +63,10 @@ typedef struct page_range {
 
 /* Returns the pages of an allocation that are in no other exported allocation. */
 static page_range own_pages(uint64_t address, uint64_t bytes) {
-  page_range own = {address / PAGE * PAGE, (address + bytes + PAGE - 1) / PAGE * PAGE};
+  page_range own = {address / EMU_PAGE * EMU_PAGE, (address + bytes + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE};
   for (const exported *other = exports; other; other = other->next) {
-    const uint64_t first = other->address / PAGE * PAGE, end = (other->address + other->bytes + PAGE - 1) / PAGE * PAGE;
+    const uint64_t first = other->address / EMU_PAGE * EMU_PAGE,
+                   end = (other->address + other->bytes + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE;
     if (other->address < address && end > own.first)
       own.first = end;
     if (other->address > address && first < own.end)
@@ -138,19 +139,19 @@ static CUresult share_pages(const emu_device *device, page_range pages) {
 static CUresult unshare_pages(const emu_device *device, page_range pages) {
   const uint64_t bytes = pages.end - pages.first;
   char *contents = (char *)(pages.first + (uint64_t)emu.alias);
-  char first[PAGE], last[PAGE];
+  char first[EMU_PAGE], last[EMU_PAGE];
   CUresult result = CUDA_SUCCESS;
   if (pages.first >= pages.end)
     return CUDA_SUCCESS;
   emu_pause();
-  memcpy(first, contents, PAGE);
-  memcpy(last, contents + bytes - PAGE, PAGE);
+  memcpy(first, contents, EMU_PAGE);
+  memcpy(last, contents + bytes - EMU_PAGE, EMU_PAGE);
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   if (mmap(contents, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED) {
     result = fail_system("the pages of the memory cannot be mapped");
   } else {
-    memcpy(contents, first, PAGE);
-    memcpy(contents + bytes - PAGE, last, PAGE);
+    memcpy(contents, first, EMU_PAGE);
+    memcpy(contents + bytes - EMU_PAGE, last, EMU_PAGE);
   }
   emu_resume();
   if (!result) /* gives the file's memory back; if that fails, the file keeps the memory, which is harmless */
@@ -267,7 +268,7 @@ static CUresult map(opened *made, const record *record, int process, emu_device 
   if (record->bytes == 0 || record->offset > MAX_BYTES || record->bytes > MAX_BYTES)
     result = emu_fail(CUDA_ERROR_INVALID_HANDLE, WHAT ": the record of the handle is damaged");
   else
-    end = (record->offset + record->bytes + PAGE - 1) / PAGE * PAGE;
+    end = (record->offset + record->bytes + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE;
   if (!result && !(result = emu_check_shared_file(pages, end, WHAT)))
     result = emu_mapping_make(
         owner, &(emu_file_range){.fd = pages, .offset = record->offset, .bytes = record->bytes, .what = WHAT},

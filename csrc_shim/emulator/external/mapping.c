@@ -5,9 +5,8 @@
 #include <sys/mman.h>
 
 #include "emulator/heap.h"
+#include "emulator/host/cpu.h"
 #include "emulator/shadow.h"
-
-#define PAGE 4096u
 
 typedef struct mapping {
   struct mapping *next;
@@ -22,7 +21,7 @@ typedef struct mapping {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list */
 static mapping *mappings;
 
-static uint64_t round_up(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+static uint64_t round_up(uint64_t bytes) { return (bytes + EMU_PAGE - 1) / EMU_PAGE * EMU_PAGE; }
 
 /* Replaces the pages of the file by empty memory. */
 static bool replace_pages(const mapping *unmapped) {
@@ -42,7 +41,7 @@ static void unmap_freed(void) {
       continue;
     }
     *link = freed->next;
-    if (!emu.config.check || !emu_shadow_free(freed->device, freed->block, freed->length + PAGE))
+    if (!emu.config.check || !emu_shadow_free(freed->device, freed->block, freed->length + EMU_PAGE))
       emu_heap_free(&freed->device->heap, freed->block);
     free(freed);
   }
@@ -51,13 +50,13 @@ static void unmap_freed(void) {
 /* Maps the range of the file; the caller holds the lock. */
 static CUresult map(mapping *made, const emu_file_range *range) {
   emu_device *device = made->device;
-  const uint64_t first = range->offset / PAGE * PAGE;
+  const uint64_t first = range->offset / EMU_PAGE * EMU_PAGE;
   made->bytes = range->bytes;
   made->length = round_up(range->offset + range->bytes - first);
   /* A block is only aligned to granules, and its first and last page may belong to neighbors, too. */
-  made->block = emu_heap_alloc(&device->heap, made->length + PAGE);
+  made->block = emu_heap_alloc(&device->heap, made->length + EMU_PAGE);
   if (!made->block && emu_shadow_flush(device))
-    made->block = emu_heap_alloc(&device->heap, made->length + PAGE);
+    made->block = emu_heap_alloc(&device->heap, made->length + EMU_PAGE);
   if (!made->block)
     return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "no room for %llu bytes of %s on emulated device %d",
                     (unsigned long long)range->bytes, range->what, device->ordinal);
