@@ -1,8 +1,8 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
-Sessions run in the environment in which nox is installed, with the tools of the `test` extra. `csharp`, `exports`,
-`lock`, `ptx`, `pyright`, `recipes`, `serving`, `versions`, `wheels` and `workflows` make their own environments, and so
-does `.ci/run`.
+Sessions run in the environment in which nox is installed, with the tools of the `test` extra. `aarch64`, `csharp`,
+`exports`, `lock`, `ptx`, `pyright`, `recipes`, `serving`, `versions`, `wheels` and `workflows` make their own
+environments, and so does `.ci/run`.
 """
 
 from __future__ import annotations
@@ -96,6 +96,14 @@ def full(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """Print which lines and branches of Python and C the tests reach, by folder; arguments are pytest's."""
     python(session, ".ci/coverage_table.py", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def aarch64(session: nox.Session) -> None:
+    """Run a model and tests on an aarch64 CPU that QEMU emulates. Needs root; arguments are pytest's."""
+    tools = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["wheels"]
+    session.install("-c", LOCK, "cffi>=2", "uv", *tools)
+    session.run("python", ".ci/aarch64.py", *session.posargs)
 
 
 @nox.session(venv_backend="venv")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator_harness import compile_kernels, configured
+from kernel_objects import KERNEL_FLAGS, OTHER_CODE_MODELS
 from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Module
 
 
@@ -289,7 +290,7 @@ def test_an_undefined_symbol_is_named(device: Device, tmp_path: Path) -> None:
     import build_plugin
 
     (tmp_path / "k.c").write_text("void nobody_has_this(void); void k(void) { nobody_has_this(); }")
-    command = [*build_plugin.compiler(), "-O1", "-mcmodel=large", "-fno-pic", "-c", "k.c", "-o", "k.o"]
+    command = [*build_plugin.compiler(), "-O1", *KERNEL_FLAGS, "-c", "k.c", "-o", "k.o"]
     subprocess.run(command, check=True, cwd=tmp_path)
     with pytest.raises(CudaError, match=r'CUDA_ERROR_INVALID_IMAGE.*"nobody_has_this"'):
         device.load((tmp_path / "k.o").read_bytes())
@@ -306,7 +307,7 @@ def test_every_symbol_of_the_table_is_found(device: Device, tmp_path: Path) -> N
     assert len(names) > 100
     uses = "\n".join(f'__asm__(".quad {name}");' for name in names)
     (tmp_path / "k.c").write_text(f"void k(void) {{}}\n{uses}\n")
-    command = [*build_plugin.compiler(), "-O1", "-mcmodel=large", "-fno-pic", "-c", "k.c", "-o", "k.o"]
+    command = [*build_plugin.compiler(), "-O1", *KERNEL_FLAGS, "-c", "k.c", "-o", "k.o"]
     subprocess.run(command, check=True, cwd=tmp_path)
     device.load((tmp_path / "k.o").read_bytes()).unload()
 
@@ -318,7 +319,7 @@ def test_a_kernel_that_does_not_exist_is_not_found(kernels: Module) -> None:
         kernels.function("add.meta")
 
 
-@pytest.mark.parametrize("model", ["small", "medium"])
+@pytest.mark.parametrize("model", OTHER_CODE_MODELS)
 def test_objects_of_other_code_models_load_or_say_why(device: Device, tmp_path: Path, model: str) -> None:
     import subprocess
 
@@ -326,7 +327,7 @@ def test_objects_of_other_code_models_load_or_say_why(device: Device, tmp_path: 
     from emulator_harness import SOURCES
 
     source, target = SOURCES / "emulator_kernels.c", tmp_path / "k.o"
-    command = [*build_plugin.compiler(), "-O2", f"-mcmodel={model}", "-fPIC", f"-I{build_plugin.SOURCES}", "-c"]
+    command = [*build_plugin.compiler(), "-O2", *OTHER_CODE_MODELS[model], f"-I{build_plugin.SOURCES}", "-c"]
     subprocess.run([*command, str(source), "-o", str(target)], check=True)
     kernels = device.load(target.read_bytes())
     data = device.upload(np.zeros(256, np.float32))

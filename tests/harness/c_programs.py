@@ -17,6 +17,7 @@ SOURCES = ROOT / "tests" / "c"
 sys.path.insert(0, str(ROOT))
 
 from build_plugin import Builder, compiler  # noqa: E402
+from kernel_objects import KERNEL_FLAGS  # noqa: E402
 
 SANITIZE = {"": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined"]}
 
@@ -59,7 +60,7 @@ def build_host(name: str, folder: Path, source: Path | None = None) -> Path:
 def build_kernels(folder: Path) -> Path:
     """Compile the kernels of ``tests/c/kernels.c`` to an object file for the emulated device."""
     image = folder / "kernels.o"
-    flags = ["-O1", "-mcmodel=large", "-fno-pic", "-fno-stack-protector", "-fcf-protection=none"]
+    flags = ["-O1", *KERNEL_FLAGS]
     source = SOURCES / "kernels.c"
     subprocess.run([*compiler(), *flags, f"-I{ROOT / 'csrc_shim'}", "-c", source, "-o", image], check=True)
     return image

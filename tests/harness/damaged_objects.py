@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from c_programs import build_program, run_program
-from emulator_harness import LARGE_CODE_MODEL, compile_kernels
+from emulator_harness import compile_kernels
 from kernel_launch import kernel
+from kernel_objects import KERNEL_FLAGS, OTHER_CODE_MODELS
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.elf import Elf
 from ort_cuda_plugin.compiler.targets import Target
@@ -37,11 +38,7 @@ def kernel(x, y, n):
         y[cuda.blockIdx.x] = total
 """,
 )
-CODE_MODELS = [
-    LARGE_CODE_MODEL,
-    ("-mcmodel=small", "-fPIC"),
-    ("-mcmodel=medium", "-fPIC", "-g"),
-]
+CODE_MODELS = [KERNEL_FLAGS, *OTHER_CODE_MODELS.values()]
 
 
 def write_objects(folder: Path) -> list[Path]:

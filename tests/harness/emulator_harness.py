@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import build_plugin
+from kernel_objects import KERNEL_FLAGS
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.abi.device import Device
 from ort_cuda_plugin.abi.emulation import clear_findings, configuration, configure
@@ -63,10 +64,7 @@ def configured(**changes: int) -> Iterator[Device]:
                 gc.enable()
 
 
-LARGE_CODE_MODEL = ("-mcmodel=large", "-fno-pic", "-fno-pie")
-
-
-def compile_kernels(folder: Path, code_model: Sequence[str] = LARGE_CODE_MODEL) -> bytes:
+def compile_kernels(folder: Path, code_model: Sequence[str] = KERNEL_FLAGS) -> bytes:
     """Compile emulator_kernels.c to an object file. The large code model is that of the kernel compiler."""
     target = folder / "emulator_kernels.o"
     flags = ["-O2", "-fno-asynchronous-unwind-tables", *code_model]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kernel_objects import KERNEL_FLAGS
 from ort_cuda_plugin.abi.core import check, core, ffi, lib, new_error
 from ort_cuda_plugin.ep import boundary
 from ort_cuda_plugin.ep.nodes.fused_node import FUSED_NODES
@@ -67,7 +68,7 @@ def kernel_image() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "kernels.o"
         compiler = shlex.split(os.environ.get("CC", "gcc"))
-        flags = ["-O2", "-mcmodel=large", "-fno-pic", "-fno-pie", "-fno-stack-protector", "-fcf-protection=none"]
+        flags = ["-O2", *KERNEL_FLAGS]
         includes = f"-I{ROOT / 'csrc_shim'}"
         source = str(ROOT / "tests" / "c" / "executor_kernels.c")
         subprocess.run([*compiler, *flags, includes, "-c", source, "-o", str(target)], check=True)

@@ -124,7 +124,7 @@ static CUresult read_headers(loader *in) {
       in->header->e_ident[EI_DATA] != ELFDATA2LSB || in->header->e_type != ET_REL)
     return bad("it is not a relocatable 64-bit ELF object");
   if (in->header->e_machine != emu_host_machine)
-    return emu_fail(CUDA_ERROR_NO_BINARY_FOR_GPU,
+    return emu_fail(CUDA_ERROR_INVALID_IMAGE,
                     "kernel object: it is for another CPU (ELF machine %u) than the host's, %s (%u)",
                     in->header->e_machine, emu_host_name, emu_host_machine);
   in->num_sections = in->header->e_shnum;
