@@ -24,7 +24,6 @@ TEST_PACKAGES = ("hypothesis", "ml_dtypes", "psutil", "pytest>=9,<10", "pytest-x
 MODEL = "python3.11 -m ort_cuda_plugin run light_squeezenet --emulate --runs 1"
 TESTS = (
     "tests/kernels/test_stack_frames.py",
-    "tests/emulator/test_damaged_objects.py",
     "tests/emulator/test_emulator_launch.py",
     "tests/emulator/test_emulator_memory.py",
     "tests/emulator/test_emulator_check.py",
