@@ -20,7 +20,7 @@ def normalize_axis(axis: Dim, rank: int) -> int:
 
 
 def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
-    """Normalize several axes, in order. Raises InvalidModel for a duplicate axis."""
+    """Normalize several axes, in order. Raises InvalidModel for a duplicate, and the errors of `normalize_axis`."""
     result = tuple(normalize_axis(axis, rank) for axis in axes)
     require.that(len(set(result)) == len(result), "axes", "name each axis once", result)
     return result
@@ -34,8 +34,8 @@ def axes_count(axes: Tensor) -> int:
 def axis_of_input(ctx: Lowering, axis: Tensor, rank: int, what: str, guess: int = 0) -> int:
     """Return the normalized axis in the one-element input ``axis``; a guard limits the plan to this axis.
 
-    ``guess`` is a valid axis, which is assumed at claim time if the value is unknown. Raises InvalidModel for another
-    number of elements.
+    ``guess`` is a valid axis, which a claim assumes if the contents of ``axis`` are unknown. Raises InvalidModel if
+    ``axis`` has another number of elements, or if its element is outside [-rank, rank).
     """
     values = ctx.host_constants(axis, what, [guess])
     require.that(len(values) == 1, what, "have one element", len(values))

@@ -21,7 +21,7 @@ def in_order(initial: Values, step: Callable[[Values, Values], Values]) -> Reduc
 
 
 def lower_bound(maps: IndexMap, count: int, is_less: Callable[[Scalar], Scalar]) -> Scalar:
-    """Return the index (int64) of the first of ``count`` sorted entries not less than a value, else the last index.
+    """Return the index (int64) of the first of ``count`` sorted entries that is not less than a value, else the last.
 
     ``is_less(index)`` returns whether the entry at an index is less than the searched value.
     """

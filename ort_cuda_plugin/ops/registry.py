@@ -315,7 +315,8 @@ def _load() -> None:
 def lookup(domain: str, op_type: str, since_version: int) -> Operator:
     """Return the operator that serves a node; ``since_version`` is the version of the node's ONNX schema.
 
-    Raises Unsupported("op") or Unsupported("version").
+    Raises Unsupported("op") for an operator that the table lacks, Unsupported("version") for a version that no function
+    serves or that is newer than `NEWEST_OPSETS`.
     """
     _load()
     domain = "" if domain == "ai.onnx" else domain

@@ -165,7 +165,7 @@ def within(least: float, most: float, **attributes: float) -> None:
 
 
 def holds(ctx: Lowering, condition: Dim, subject: str, expected: str, got: object) -> None:
-    """Raise InvalidModel if the condition is 0. A Run checks a condition that only the Run knows. See `violation`."""
+    """Raise InvalidModel if the condition is 0 for all sizes; let each Run check an unproven one. See `violation`."""
     if ctx.known(condition) is not True:
         ctx.require(condition, _message(subject, expected, got))
 

@@ -151,7 +151,10 @@ def _steps(nodes: Nodes) -> Ints:
 
 
 def _depths(nodes: Nodes) -> Ints:
-    """Return the maximum steps from each root to a leaf. Raises InvalidModel for a node with several parents."""
+    """Return the maximum steps from each root to a leaf.
+
+    Raises InvalidModel for a node with several parents, Unsupported for a tree deeper than `MAX_DEPTH`.
+    """
     inner = nodes.children[nodes.children < nodes.count]
     ways = np.bincount(np.concatenate([inner, nodes.roots[nodes.roots < nodes.count]]), minlength=nodes.count)
     if (ways > 1).any():

@@ -22,7 +22,10 @@ _KEYS_4 = _KEYS_2 | {DType.FLOAT64, DType.INT32, DType.INT16}
 
 
 def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array, *, finds_nan: bool) -> Tensor:
-    """Map each element to the value of the first equal key, else ``default``, by binary search in sorted keys."""
+    """Map each element to the value of the first equal key, else ``default``, by binary search in sorted keys.
+
+    A NaN element gets the value of the first NaN key if ``finds_nan``, else ``default``.
+    """
     require.that(len(keys) > 0, "keys", "have at least one element", "none")
     require.count(len(keys), values=values)
     is_nan = np.isnan(keys)

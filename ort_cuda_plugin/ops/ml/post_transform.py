@@ -20,7 +20,7 @@ from ..onnx.nn.normalization import softmax_row
 
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 """Names of post-transforms; TreeEnsemble uses their indices."""
-_NEARLY_ZERO = 1e-7  # SOFTMAX_ZERO keeps scores up to this magnitude
+_NEARLY_ZERO = 1e-7  # SOFTMAX_ZERO leaves scores up to this magnitude out of the softmax
 
 
 def logistic(x: Scalar) -> Scalar:
@@ -39,7 +39,10 @@ def _probit(x: Scalar) -> Scalar:
 
 
 def _softmax_zero(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-    """Compute softmax over scores that are not nearly 0, as ONNX's SOFTMAX_ZERO; scores near 0 stay near 0."""
+    """Compute softmax over scores that are not nearly 0, as ONNX's SOFTMAX_ZERO.
+
+    A score near 0 stays near 0: it is multiplied by exp(-largest score) and divided by the softmax's sum.
+    """
     largest = row.reduce(MAX, x)
     counts = (x > _NEARLY_ZERO) | (x < -_NEARLY_ZERO)
     zero = s.constant(0, x.dtype)

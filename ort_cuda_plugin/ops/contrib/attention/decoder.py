@@ -55,7 +55,8 @@ def decoder_masked_multi_head_attention(
 ) -> tuple[Tensor, ...]:
     """Return output, present key, present value and biased scores.
 
-    A key of rank 4 means cross attention. Keys of a shared buffer have the CPU provider's layout, without chunks.
+    A key of rank 4 means cross attention. If past and present share a buffer, its keys have the CPU provider's layout,
+    without chunks.
     """
     require.rank(3, query=query)
     require.dim(ctx, 1, 1, query=query)
@@ -122,7 +123,10 @@ def _biased(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
 def _new_token(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Q [batch, 1, hidden], K and V [batch, heads, 1, size]; without a key, unpack all three from the query."""
+    """Return Q [batch, 1, hidden], K and V [batch, heads, 1, size], with ``bias`` added if it is given.
+
+    Without a key, all three are unpacked from the query.
+    """
     query, key, value = separate(ctx, query, key, value, 1, 1)
     if bias is not None:
         require.rank(1, bias=bias)

@@ -34,7 +34,7 @@ _BOUNDED = ("sigmoid", "kda")
 
 @contrib_op("LinearAttentionGate", T=UP_TO_FLOAT32, TF=FLOAT32)
 def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: T | None = None) -> tuple[Tensor, ...]:
-    """Return decay_scale * softplus(a + dt_bias) and sigmoid(b), computed in float32."""
+    """Return decay_scale * softplus(a + dt_bias), and sigmoid(b) if b is given, computed in float32."""
     require.rank(3, a=a)
     require.shape(ctx, a.shape[2:], dt_bias=dt_bias, decay_scale=decay_scale)
     if is_used(ctx, 1):
@@ -242,7 +242,9 @@ def _captured(
 ) -> Tensor:
     """Return decays, keys and state additions of the first tokens of each sequence, one row per sequence.
 
-    ``span`` returns the first token of a sequence and its number of tokens.
+    ``span`` returns the first token of a sequence and its number of tokens. ``wanted`` [sequences] is the number of
+    tokens to capture, at most the capacity of ``added``. If ``active`` is given and 0, no token is captured. Elements
+    for tokens that are not captured are 0.
     """
     count, capacity, heads, _ = added.shape
     _, key_heads, size = key.shape

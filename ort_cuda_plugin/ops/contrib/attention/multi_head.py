@@ -69,7 +69,10 @@ def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, ma
 def score_bias(
     ctx: Lowering, mask: Tensor | None, attention_bias: Tensor | None, batch: Dim, rows: Dim, keys: Dim, masked: float
 ) -> Tensor | None:
-    """Return mask bias plus ``attention_bias``, in float32 or, without a mask, the type of ``attention_bias``."""
+    """Return mask bias plus ``attention_bias``, in float32 or, without a mask, the type of ``attention_bias``.
+
+    Return None if both are None.
+    """
     if attention_bias is not None:
         require.rank(4, attention_bias=attention_bias)
         require.dim(ctx, 2, rows, attention_bias=attention_bias)
@@ -197,8 +200,8 @@ def of_projection(
 def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking: Masking) -> tuple[Tensor, Tensor]:
     """Return output [batch, sequence, heads * size] and scores without bias; ``past`` is the number of cached keys.
 
-    If there are more keys than queries plus cached keys, the last query sees all keys, as in ONNX Runtime's CUDA
-    provider.
+    With causality and more keys than queries plus cached keys, the last query sees all keys, as in ONNX Runtime's
+    CUDA provider.
     """
     rows, keys = q.shape[2], k.shape[2]
     variant = masking.variant(ctx, q, keys)
@@ -256,7 +259,10 @@ def multi_head_attention(
     scale: float = 0.0,
     unidirectional: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Return output, present key, present value and scores. Scores are supported only without masks and biases."""
+    """Return output, present key, present value and scores.
+
+    Scores are supported only without mask, attention bias, causality and ``past_sequence_length``.
+    """
     biased = bool(unidirectional) or key_padding_mask is not None or attention_bias is not None
     found = "used with a mask, an attention bias or unidirectional"
     require.supported(not (is_used(ctx, 3) and biased), "attribute", "the output qk", found, "qk without these")

@@ -31,7 +31,7 @@ from .multi_head import MASKED, Masking, projection_sizes, split_columns
 
 @contrib_op("RemovePadding", T=FLOAT_OR_HALF, M=INT32)
 def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor, ...]:
-    """Return packed tokens, ``token_offset``, cumulative and maximum lengths; lengths are clamped to the input."""
+    """Return packed tokens, ``token_offset``, cumulative and maximum lengths; no length exceeds the padded length."""
     require.rank(3, input=x)
     batch, rows, hidden = x.shape
     require.shape(ctx, (batch,), sequence_token_count=sequence_token_count)

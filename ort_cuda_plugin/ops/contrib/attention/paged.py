@@ -97,8 +97,8 @@ def batch_of(ctx: Lowering, tokens: CachedTokens, room: Dim, metadata: Tensor | 
     """Choose the batch of attention over packed tokens, for sequences of at most ``room`` keys.
 
     If there are at most as many tokens as sequences, each token is an entry. ``metadata`` bounds the new tokens of a
-    sequence (element 0) and its keys (element ``key_bound``); 0: no bound. Without ``metadata`` the Run reads both
-    maxima back.
+    sequence (element 0) and its keys (element ``key_bound``; None: no element bounds them); a bound of 0 means none.
+    If the entries are sequences, and ``metadata`` is None or of unknown size, the Run reads the maxima of both back.
     """
 
     def bound(number: int | None, most: Dim) -> Dim:
@@ -201,9 +201,10 @@ def cache_of(
     what: str,
     elements: str = "",
 ) -> Cache:
-    """Return the checked cache ``what``; ``kind`` is its quant_type attribute, ``dtype`` the type of the query.
+    """Check the cache that messages call ``what``, and return it.
 
-    ``elements`` is the attribute that names the cache's element type, or empty.
+    ``kind`` is its quant_type attribute, ``dtype`` the type of the query. ``elements`` is the attribute that names the
+    cache's element type; empty: the node does not have the attribute.
     """
     require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{f"{what[0]}_quant_type": kind})
     if elements.lower() == "float4e2m1":

@@ -79,7 +79,7 @@ def distance_bias(
         steps = s.log(s.cast(distance, DType.FLOAT32) / start) / s.log(float(max_distance) / start)
         far = exact + s.cast(steps * s.cast(count - exact, DType.FLOAT32), DType.INT64)
         bucket = first + s.where(distance < exact, distance, s.minimum(far, count - 1))
-        # With few buckets the logarithm is infinite, and the bucket invalid.
+        # With less than 2 buckets per direction, ``exact`` is 0: logarithms are infinite, and the bucket is invalid.
         known = (bucket >= 0) & (bucket < maps.dim(buckets))
         return maps.source(table).at([c[1], bucket], known)
 

@@ -44,7 +44,10 @@ class WindowStep:
         return elementwise(ctx, lambda at, position: at - position, positions, unsqueeze(ctx, self.position, (1,)))
 
     def bias(self, ctx: Lowering, bias: Tensor, batch: Dim, keys: Dim) -> Tensor:
-        """Return a ``bias`` [batch or 1, heads or 1, rows, positions] for the first ``keys`` cached keys."""
+        """Return ``bias`` [batch or 1, heads or 1, rows, positions] with a column per index of the key buffer.
+
+        Column i, for i < ``keys``, is the bias of the key at index i; 0 if ``bias`` has no column for its position.
+        """
         is_shared = ctx.settled(eq(bias.shape[0], 1))
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

@@ -166,7 +166,7 @@ def ngram_hash_mapping(
     def newest(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return id_at(maps, c[0], maps.dim(length) - hashes.window + c[1])
 
-    # Past and present ids may share a buffer.
+    # Write the present ids after the last read of the past ids: both may share a buffer.
     return result, walk_map(ctx, [batch, hashes.window], hashes.dtype, newest, over=past_ids)
 
 

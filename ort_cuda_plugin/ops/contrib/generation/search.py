@@ -91,9 +91,9 @@ def _marked(
     count: Dim,
     token: Callable[[IndexMap, Scalar, Scalar], tuple[Scalar, Scalar | None]],
 ) -> Tensor:
-    """Return flags [rows, vocabulary] of the tokens that ``token(maps, row, i)`` returns with a true condition.
+    """Return flags [rows, vocabulary] of the tokens that ``token(maps, row, i)`` returns with a condition.
 
-    ``i`` is less than ``count``.
+    ``i`` is less than ``count``. A condition of None counts as true. Tokens outside the vocabulary are ignored.
     """
     marks = full(ctx, (rows, vocabulary), False, DType.BOOL)
 
@@ -183,7 +183,10 @@ class Found:
 def append_tokens(
     ctx: Lowering, tokens: Tensor, sequences: Tensor, length: Count, ended: Tensor | None, end: int, pad: int
 ) -> Found:
-    """Write ``tokens`` [rows] at index ``length`` of ``sequences``; finished rows get padding."""
+    """Write ``tokens`` [rows] at index ``length`` of ``sequences``.
+
+    Rows that finished before (flags ``ended``; None: no row) and rows whose token is ``end`` get padding instead.
+    """
     rows, room = sequences.shape
 
     if ended is None:

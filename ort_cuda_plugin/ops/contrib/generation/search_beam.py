@@ -92,8 +92,8 @@ def _by_length(maps: IndexMap, score: Scalar, length: Scalar, rules: Rules) -> S
 class _Candidates:
     """The best continuations [prompts, 2 * beams] of each prompt, best first.
 
-    ``codes`` holds beam * vocabulary + token, and may have further columns. ``before`` counts preceding candidates that
-    do not end their sequence.
+    ``codes`` holds beam * vocabulary + token; columns after the first 2 * beams, if any, are ignored. ``before`` counts
+    preceding candidates that do not end their sequence.
     """
 
     codes: Tensor

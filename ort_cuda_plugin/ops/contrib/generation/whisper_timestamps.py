@@ -1,7 +1,7 @@
 """Whisper's timestamp rules: the logits processor that a search applies last if its input logits_processor is 1.
 
 Tokens from ``first`` on are timestamps. They come in pairs, the end of one segment and the start of the next one, and
-do not decrease. The first one is at most ``first`` + `MOST_INITIAL`.
+do not decrease. A sequence's first timestamp is at most ``first`` + `MOST_INITIAL`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def timestamp_scores(
 ) -> Tensor:
     """Apply the rules to log probabilities [rows, vocabulary]; the first ``length`` tokens of ``sequences`` are valid.
 
-    ``processor``, a tensor of one integer, says in the Run whether the rules apply: if it is 1. None: they do.
+    ``processor`` is a tensor of one integer: the rules apply to a Run in which it is 1. None: they always apply.
     """
     vocabulary = scores.shape[1]
     first = "beginning_timestamp_token_id"

@@ -150,9 +150,9 @@ def settle_older_shape(
 ) -> bool:
     """Return whether weights declare [experts, inputs, outputs / pack] instead of [experts, outputs, inputs / pack].
 
-    The decision uses the shapes of the first and second weights only, as in ONNX Runtime. Both shapes mean the byte
-    order of the second one, except for 4-bit floats and prepacked codes. Dimension 1 of ``per_output`` is the first
-    GEMM's outputs.
+    As in ONNX Runtime, the shape of the third weights does not matter. Both shapes mean the byte order of [experts,
+    outputs, inputs / pack], except for 4-bit floats and prepacked codes. If ``width`` is unknown at claim time, the
+    first GEMM's number of outputs decides: dimension 1 of ``per_output``, or without it a dimension of ``second``.
     """
     may_be_older = ctx.settled(eq(second.shape[2] * pack, width))
     if may_be_older is None:

@@ -105,9 +105,10 @@ def varlen_causal_conv_with_state(
     group_size: int = 1,
     state_update_capacity: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Return output [tokens, channels], final state, and the first ``capture_count`` tokens of each sequence.
+    """Return output [tokens, channels], final state, and with ``capture_count`` the first tokens of each sequence.
 
-    ``delta_offset`` and ``group_size`` are ignored: they belong to inputs that only newer schemas have.
+    ``capture_count`` holds the number of these tokens for each sequence. ``delta_offset`` and ``group_size`` are
+    ignored: they belong to inputs that only newer schemas have.
     """
     check_capture(state_update_capacity, capture_count)
     check_convolution(activation, dilation)

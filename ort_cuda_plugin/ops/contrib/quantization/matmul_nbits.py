@@ -106,7 +106,10 @@ _WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
 
 
 def _words(b: Tensor, rows: int, columns: int, pitch: int, bits: int) -> Tensor | None:
-    """Return b's packed codes as a GEMM operand, K x N; None unless b is a weight, which is aligned to words."""
+    """Return b's packed codes as a GEMM operand, K x N; None unless b begins at the start of a weight's memory.
+
+    The start of a weight is aligned to words, in which the GEMM loads the codes.
+    """
     if b.buffer.kind is not BufferKind.WEIGHT or b.offset != 0 or not b.is_contiguous:
         return None
     return Tensor(_WORDS[bits], (rows, columns), b.buffer, strides=(1, pitch))

@@ -236,7 +236,7 @@ def qgemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
-    """Return alpha * (A @ B + C) as float32, or quantized with ``y_scale``; C is in units of a_scale * b_scale."""
+    """Return alpha * a_scale * b_scale * (A @ B + C), for A and B minus zero points; with ``y_scale`` quantized."""
     require.rank(2, A=a, B=b)
     require.rank((0, 1, 2), C=c)
     a = permute(ctx, a, (1, 0)) if transA else a

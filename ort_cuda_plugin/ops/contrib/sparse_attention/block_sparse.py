@@ -48,7 +48,7 @@ def sparse_attention(
     sparse_block_size: int,
     **attributes: Unpack[RotaryAttributes],
 ) -> tuple[Tensor, ...]:
-    """Return output, present key and present value; a query attends to the key blocks of its head's layout.
+    """Return output, present key and present value; a query attends to earlier keys in the blocks of its head's layout.
 
     Head h has layout h % layouts. New keys begin at index 0 for a prompt; otherwise they are the last keys of a
     sequence.

@@ -87,7 +87,7 @@ def sparse_attention_indexer(
     scale: float | None = None,
     token_budget: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return selected indices, padded by -1; past and new keys; and projections that are not compressed yet."""
+    """Return selected indices, padded by -1; past and new keys; in mode "csa" also projections not compressed yet."""
     parts.check_policy(policy_mode, compress_ratio, token_budget, index_topk)
     require.rank(3, query=query, past_key=past_key)
     require.rank(1, query_norm_weight=query_norm_weight)

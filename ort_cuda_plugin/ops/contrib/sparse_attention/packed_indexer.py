@@ -73,9 +73,10 @@ def packed_sparse_attention_indexer(
     state_update_capacity: int = 0,
     token_budget: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return selected indices, padded by -1, their counts, the present states, and the captured keys.
+    """Return selected indices, padded by -1, their counts, the present states, and perhaps the captured keys.
 
-    Buffers keep the past's contents behind a sequence's tokens. An invalid sequence captures nothing.
+    The last output exists only if the node uses it and has ``state_update_capture_count``. Buffers keep the past's
+    contents behind a sequence's tokens. An invalid sequence captures nothing.
     """
     require.one_type(query=query, past_key_state=past_key_state)
     parts.check_policy(policy_mode, compress_ratio, token_budget, index_topk)
@@ -240,7 +241,7 @@ class _Steps:
         return s.where(token < waiting, old, new)
 
     def after(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return a sequence's counts of entries and buffered tokens after the step, and its first buffered token."""
+        """Return a sequence's counts of entries and buffered tokens after the Run, and its first buffered token."""
         entries, waiting, changes = self._state(maps, sequence)
         pending = self._pending(maps, sequence, waiting)
         new = s.trunc_divide(pending, self.ratio)
@@ -322,7 +323,10 @@ def _buffer(ctx: Lowering, steps: _Steps, x: _Series, room: int) -> Tensor:
 def _update(
     ctx: Lowering, steps: _Steps, key: Tensor, fresh: Tensor, wanted: Tensor, active: Tensor | None, capacity: int
 ) -> Tensor:
-    """Capture the first tokens of each sequence: the entry that a token completes, otherwise the token's key."""
+    """Capture the first tokens of each sequence: the entry that a token completes, otherwise the token's key.
+
+    ``wanted`` [sequences] is the number of tokens to capture. If ``active`` is given and 0, no token is captured.
+    """
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         row = steps.row(maps, c[0], c[1])

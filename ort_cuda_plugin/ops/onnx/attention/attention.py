@@ -163,7 +163,11 @@ MANY_SCORES = 1 << 26
 
 
 def prefers_flash_attention(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether FlashAttention is faster: on tensor cores, for very many scores, or few queries and many keys."""
+    """Return whether FlashAttention is faster: on tensor cores, for very many scores, or few queries and many keys.
+
+    Return False on the emulated device, if the option ``sdpa_kernel`` excludes it, for an unknown number of heads, and
+    for types other than float32, float16 and bfloat16.
+    """
     (batch, heads, rows, _), keys = q.shape, k.shape[2]
     if ctx.device.emulated or not ctx.options.fuses_attention or not isinstance(heads, int):
         return False
@@ -295,7 +299,10 @@ def rotate(
 def tensor_scatter(
     ctx: Lowering, past_cache: T, update: T, write_indices: Int64 | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> Tensor:
-    """Copy the cache and write ``update`` into it from write_indices[batch] on; what exceeds the cache is skipped."""
+    """Copy the cache and write ``update`` into it from write_indices[batch] on.
+
+    Elements outside of the cache are skipped, or in mode "circular" written from its start on.
+    """
     require.one_of(("linear", "circular"), mode=mode)
     require.rank(past_cache.rank, update=update)
     at = normalize_axis(axis, past_cache.rank)

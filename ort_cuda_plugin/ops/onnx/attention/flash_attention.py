@@ -27,8 +27,8 @@ __all__ = ["CachePart", "append", "flash_attention"]
 def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart, variant: Variant) -> Tensor:
     """Compute FlashAttention over ``present`` of keys and values; the result is [batch, rows, heads * width].
 
-    Scores are never stored, also on the emulated device. Keys beyond the variant's ``last``, ``length`` or ``position``
-    are not read, so that the cache may be uninitialized there.
+    Scores are never stored, also on the emulated device. Keys beyond the variant's ``last`` or ``length``, or beyond
+    the reach of ``position``, are not read, so that the cache may be uninitialized there.
     """
     k, v = checked_heads(ctx, q, keys.elements, values.elements)
     batch, heads, rows, size = q.shape

@@ -64,7 +64,8 @@ EVERYWHERE = Reach()
 def window_before(is_causal: int, size: int) -> Reach:
     """Return the reach for the attribute local_window_size = ``size``.
 
-    It is the last ``size`` keys up to the query's position, or all keys if ``size`` is not positive.
+    Of the keys up to the query's position it includes the last ``size``, or all if ``size`` is not positive. It
+    includes later keys unless ``is_causal``.
     """
     return Reach(is_causal=bool(is_causal), left=size - 1 if size > 0 else -1)
 
@@ -85,7 +86,7 @@ class Variant:
     Attributes:
         mask: additive bias, or bool (attend); for the first ``count`` keys, by default for all.
         position: index of each query among the keys, the origin of ``reach``.
-        length, last: number of keys, or index of the last one; at most one of the two.
+        length, last: number of keys, or index of the last key; at most one of the two fields is set.
         sink: score of an additional key with the value zero.
         scale: factor of the scores, by default 1 / sqrt(size of a head).
         softcap: c of ``c * tanh(score / c)``, 0 for none.

@@ -149,7 +149,8 @@ def _upper_bound(maps: IndexMap, sorted_rows: Tensor, row: Scalar, limit: Scalar
 def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None) -> Tensor:
     """Draw [batch, sample_size] classes; ``x`` [batch, classes] are unnormalized log probabilities.
 
-    As in ONNX Runtime, a class with an infinite or NaN logarithm is never drawn.
+    As in ONNX Runtime, a class with an infinite or NaN logarithm is not drawn. A row without other classes yields the
+    last class.
     """
     result = DType.of_attribute(dtype)
     require.that(result in INDICES, "dtype", "be int32 or int64", result.name)
@@ -225,14 +226,14 @@ def dropout_12(
 
 
 def _kept(ctx: Lowering, data: Tensor, mask_dtype: DType, mask: float) -> tuple[Tensor, ...]:
-    """Return data and a constant mask: inference keeps every element."""
+    """Return data and, if the node uses this output, a constant mask: inference keeps every element."""
     return (data, full(ctx, data.shape, mask, mask_dtype)) if is_used(ctx, 1) else (data,)
 
 
 def _dropped(
     ctx: Lowering, data: Tensor, ratio: Tensor, training_mode: Tensor | None, seed: int | None, mask_dtype: DType
 ) -> tuple[Tensor, ...]:
-    """Return data with dropped elements, and the mask; the device reads ``training_mode`` and ``ratio``."""
+    """Return data with dropped elements, and the mask if used; the device reads ``training_mode`` and ``ratio``."""
     for x in (ratio, training_mode):
         found = x and f"the shape {list(x.shape)}"
         require.that(x is None or x.size == 1, "ratio and training_mode", "have one element each", found)

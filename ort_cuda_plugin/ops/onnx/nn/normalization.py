@@ -153,7 +153,7 @@ def _layer_norm_from(
 def layer_normalization(
     ctx: Lowering, x: T, scale: V, bias: V | None = None, **attributes: Unpack[LayerNormAttributes]
 ) -> tuple[Tensor, ...]:
-    """Normalize layers. ONNX Runtime's fusion inserts version 1, with the type V, in models of older opsets."""
+    """Compute layer norm. ONNX Runtime's fusion inserts version 1, with the type V, in models of older opsets."""
     return _layer_norm_from(ctx, x, scale, bias, **attributes)
 
 

@@ -58,7 +58,10 @@ def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, target: Target, reduc
 
 
 def _in_order(ctx: Lowering, data: Tensor, reduction: str) -> Combination | None:
-    """Return the combination of floats that a deterministic session applies in the order of updates, else None."""
+    """Return the combination that a deterministic session applies to floats in the order of the updates.
+
+    Return None if the order is free: in other sessions, for other types, and without a reduction.
+    """
     if not (ctx.options.deterministic and data.dtype.is_float):
         return None
     return REDUCTIONS.get(reduction)

@@ -216,7 +216,10 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
 
 
 def _inputs_that_add(ctx: Lowering, inputs: Sequence[Tensor], at: int) -> list[Tensor]:
-    """Return the inputs that are not empty along axis ``at``; all inputs if their other dimensions agree."""
+    """Return the inputs that are not empty along axis ``at``; all inputs if their other dimensions agree.
+
+    An input counts as not empty if a Run reads its size back, since a guard cannot test this size.
+    """
     others = {(*x.shape[:at], *x.shape[at + 1 :]) for x in inputs}
     if len(others) == 1:
         return list(inputs)
