@@ -252,8 +252,8 @@ class CompiledCluster:
     def weights_added(self, variant: Variant) -> None:
         """Record that ``variant.weights`` were added to the C cluster after those of earlier variants.
 
-        Large constants are released; small ones that a later plan may need are copied. If ``variant`` has a plan and
-        ORT checks the shapes of all inputs, no later plan can follow, and nothing is copied.
+        Large constants are released; small ones that a later plan may need are copied. If ``variant`` has a plan, and
+        the cluster has inputs whose shapes ORT all checks, no later plan can follow, and nothing is copied.
         """
         variant.tables.weights.commit()
         for constant in variant.weights:

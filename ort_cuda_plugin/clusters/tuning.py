@@ -140,6 +140,7 @@ class MeasuringTuner(Tuner):
         """Return the fastest of the candidates ``names``; measure those that the timing cache lacks.
 
         ``program`` returns the program of a candidate, or None if it cannot run; ``shown`` describes a candidate.
+        Return None if sizes are guessed or read back, and if no candidate can run.
         """
         unknown = [size for size in sizes if not isinstance(size, int)]
         if any(map(is_read_back, unknown)) or (unknown and ctx.is_guess):

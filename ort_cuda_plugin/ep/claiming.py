@@ -126,9 +126,10 @@ class Claiming:
     def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Return whether ORT runs the cluster by a kernel of the registry.
 
-        The plugin chooses this for all nodes if `Session.single_nodes` is set, for example because ORT writes the
-        optimized model. Otherwise it does so for a node without neighbors to fuse with that has shape-determining
-        inputs: ORT passes these to a registry kernel in host memory, but to a fused node in device memory.
+        The plugin chooses this for nodes that have a kernel and no bodies, unless the session writes a compiled model:
+        for all of them if `Session.single_nodes` is set, for example because ORT writes the optimized model. Otherwise
+        it chooses this for a node that is alone in its cluster and has inputs that determine shapes: ORT passes these
+        inputs to a registry kernel in host memory, but to a fused node in device memory.
         """
         if len(cluster) > 1 or cluster[0].has_subgraphs or self._session.contexts.output is not None:
             return False

@@ -129,8 +129,9 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """An output of the plan: a result of ``node``, allocated at the start of ``segment``. ``dims`` are registers with
-    its dimensions.
+    """An output of the plan, allocated at the start of ``segment``. ``dims`` are the registers with its dimensions.
+
+    ``node`` computes the output; None: the output is an input of the cluster.
     """
 
     dtype: int

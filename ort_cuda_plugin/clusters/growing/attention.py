@@ -162,7 +162,7 @@ def _check(
 def _check_buffer(body: GrowingBody, is_shared: bool, count: Value | None, indirection: Value | None) -> None:
     """Check the inputs past_sequence_length (``count``) and cache_indirection of a node.
 
-    The first must be the number of cached keys if past and present share a buffer (``is_shared``), else missing.
+    ``count`` must be the number of cached keys if past and present share a buffer (``is_shared``), else missing.
     """
     found = body.special(count)
     counts = [] if not isinstance(found, Sizes) else found.array.reshape(-1).tolist()

@@ -206,13 +206,16 @@ def _slice_axis(
 
 
 def _require_rows(body: GrowingBody, rows: Dim, last: Dim) -> None:
-    """Require that a table has a row for each step: the last step has capacity - 2 cached keys."""
+    """Require that a table has all rows that the decoder's steps read: PAST + ``last`` rows in the last step.
+
+    The last step has capacity - 2 cached keys.
+    """
     what = "max_length must be at most 1 more than the number of rows in the decoder's table of positions"
     body.ctx.require(le(body.capacity - 2 + last, rows), what)
 
 
 def gather(body: GrowingBody, node: Node) -> None:
-    """Gather: of sizes, or of a table that does not grow, by sizes."""
+    """Gather from sizes, or from a table that does not grow, with sizes as the indices."""
     if arithmetic(body, node):
         return
     for index in range(2):

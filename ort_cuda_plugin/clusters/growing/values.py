@@ -19,7 +19,7 @@ from ...program.lowering.host import HostArray
 from ...program.steps.tensor import Tensor
 
 PAST: Final = symbol(-1, "past", 1)
-"""The number of cached keys before a step of the decoder, which only the device knows. No shape of a program has it."""
+"""The number of cached keys before a step of the decoder, which only the device knows. No tensor's shape has it."""
 
 WHAT_PAST: Final = "past: the number of cached keys"
 """Explains PAST in messages, where it is called "past"."""

@@ -202,7 +202,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _valid_branches(lowering: BodyLowering, node: Node) -> list[list[Operand]]:
-    """Return the results of the valid branches; no Run takes an invalid branch."""
+    """Return the results of the valid branches, which alone a Run may take. Raises InvalidModel if both are invalid."""
     results: list[list[Operand]] = []
     for name in ("then_branch", "else_branch"):
         try:

@@ -95,8 +95,8 @@ def carried_tensors(node: Node, operands: Iterable[Operand]) -> tuple[Tensor, ..
 def lower_loop(ctx: Lowering, plan: LoopPlan) -> list[Operand]:
     """Record the loop, and return the last states and the stacked values.
 
-    Raises Unsupported if a state may change its shape, if the number of stacked values is unknown before the loop, or
-    if the host must read a value that an iteration computes.
+    Raises Unsupported if the option ``device_loops`` is 0, if a state may change its shape, if the number of stacked
+    values is unknown before the loop, or if the host must read a value that an iteration computes.
     """
     if not ctx.options.device_loops:
         raise Unsupported("control-flow", "the option device_loops is 0")

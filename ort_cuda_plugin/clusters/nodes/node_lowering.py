@@ -89,8 +89,8 @@ def symbolic_input(
     """Return the tensor of an input of a cluster or of the graph, with sub-byte elements packed as in ORT.
 
     ``hints`` are the tensor's dimensions in the Run for which the plan is built. Without ``hints``, ``ranks`` has the
-    ranks that ORT does not know. Raises Unsupported for a type that the device does not support, UnknownRank, or
-    InvalidModel if ``hints`` contradict the model.
+    ranks that ORT does not know. Raises Unsupported for a type that the device does not support, UnknownRank if no
+    rank is known, and InvalidModel if ``hints`` contradict the model or exceed `MAX_DIM`.
     """
     if value.dtype is None:
         raise Unsupported("dtype", f"{value.name!r} is not a tensor")

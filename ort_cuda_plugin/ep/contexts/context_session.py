@@ -63,6 +63,7 @@ class ContextSession:
     def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
         """Return the claims without those that a context cannot hold: bodies of control flow, and searches.
 
+        A session that writes no compiled model keeps all claims.
         ONNX Runtime writes no EPContext nodes into such bodies. A search (for example BeamSearch) consists of several
         clusters, and a partition of a context is one cluster.
         """

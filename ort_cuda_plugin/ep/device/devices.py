@@ -174,7 +174,7 @@ def gpu_properties(text: str) -> DeviceProperties:
 
 
 def cuda_devices() -> tuple[list[DeviceInfo], str]:
-    """Return the GPUs, and the reason if there are none, or if some are not used."""
+    """Return the GPUs, and the reason if there are none, or if some are not used; else ""."""
     try:
         devices, refused = _list(emulated=False)
     except PluginError as error:

@@ -121,7 +121,7 @@ def _opened(library: Library) -> LibraryPlace:
 
 
 def library_versions(names: frozenset[str]) -> dict[str, str]:
-    """Return the versions that the loaded libraries report, such as "9.12.0"; "absent" for one that is not loaded."""
+    """Return the versions of the libraries ``names``, such as "9.12.0"; "absent" for a library that is not loaded."""
     numbers = {library.name: core().library_version(library.number) for library in LIBRARIES if library.name in names}
     return {
         name: f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else "absent"

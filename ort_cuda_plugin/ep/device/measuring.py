@@ -49,7 +49,7 @@ def choosing_by(tuner: Tuner | None) -> AbstractContextManager[None]:
 
 
 def given_tuner() -> Tuner | None:
-    """Return the tuner of `choosing_by` in this thread."""
+    """Return the tuner of `choosing_by` in this thread; None outside of its block."""
     return _tuner.value
 
 

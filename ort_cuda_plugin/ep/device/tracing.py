@@ -148,6 +148,8 @@ def clock_offset(cupti: ModuleType) -> int:
 def correlation_functions() -> tuple[int, int]:
     """Return the addresses of CUPTI's functions that push and pop a correlation number, in the library that
     cupti-python loaded.
+
+    Raises: NoTracing: cupti-python has loaded no library.
     """
     mapped = (line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines())
     path = next((path for path in mapped if Path(path).name.startswith("libcupti.so")), None)

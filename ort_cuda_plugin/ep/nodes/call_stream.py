@@ -68,7 +68,11 @@ class RunStream:
         args: Sequence[DeviceArray | Number],
         shared_bytes: int = 0,
     ) -> None:
-        """Implement `CallStream.launch`. Raises TypeError, KernelCompileError, DriverError."""
+        """Implement `CallStream.launch`. A grid with a 0 launches nothing.
+
+        Raises TypeError for arguments that contradict the kernel's signature, KernelCompileError if the kernel does not
+        compile, and DriverError if the driver cannot load or launch it.
+        """
         if len(args) != len(spec.signature):
             raise TypeError(f"kernel {spec.name} takes {len(spec.signature)} arguments, got {len(args)}")
         values = [_parameter(spec, number, arg) for number, arg in enumerate(args)]
@@ -82,7 +86,7 @@ class RunStream:
         count("LAUNCHES")
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
-        """Implement `CallStream.copy`. Raises TypeError for different sizes, DriverError."""
+        """Implement `CallStream.copy`. Raises TypeError for different sizes, DriverError if the driver refuses it."""
         if destination.nbytes != source.nbytes:
             raise TypeError(
                 f"cannot copy an array of {source.nbytes} bytes into an array of {destination.nbytes} bytes"
@@ -92,13 +96,13 @@ class RunStream:
             self._check(self._device.driver.MemcpyDtoDAsync(*sizes, self._handle), "cuMemcpyDtoDAsync", "a copy")
 
     def memset(self, destination: DeviceArray, byte: int) -> None:
-        """Implement `CallStream.memset`. Raises DriverError."""
+        """Implement `CallStream.memset`. Raises DriverError if the driver refuses it."""
         if destination.nbytes:
             sizes = (destination.address, byte, destination.nbytes)
             self._check(self._device.driver.MemsetD8Async(*sizes, self._handle), "cuMemsetD8Async", "a memset")
 
     def read(self, array: DeviceArray) -> Array:
-        """Implement `CallStream.read`. Raises DriverError, PluginError."""
+        """Implement `CallStream.read`. Raises DriverError if the driver refuses it, PluginError if work failed."""
         values = np.empty(array.shape, array.dtype.numpy)
         if array.nbytes:
             target = ffi.from_buffer(values.reshape(-1).view(np.uint8))
@@ -108,7 +112,11 @@ class RunStream:
         return values
 
     def write(self, array: DeviceArray, values: Array) -> None:
-        """Implement `CallStream.write`. Raises TypeError for another type or shape, DriverError, PluginError."""
+        """Implement `CallStream.write`, and wait for the copy.
+
+        Raises TypeError for another type or shape, DriverError if the driver refuses the copy, and PluginError if work
+        failed.
+        """
         if values.dtype != array.dtype.numpy or values.shape != array.shape:
             wanted = f"{array.dtype.numpy}{list(array.shape)}"
             raise TypeError(f"the tensor expects an array {wanted}, got {values.dtype}{list(values.shape)}")

@@ -22,7 +22,7 @@ def kept() -> tuple[list[KernelDefinition], list[str]] | None:
     """Return the stored definitions for this ONNX Runtime and this plugin, and the mismatches between the operator
     table and ONNX Runtime's schemas.
 
-    None if none are stored.
+    Return None if no definitions are stored, or if another version of the plugin stored them.
     """
     data = kernel_library().cache.read_file(_name())
     try:

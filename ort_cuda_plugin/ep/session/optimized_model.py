@@ -34,7 +34,10 @@ def _words(session_options: Any) -> list[int]:
 
 @cache
 def _place_of_path() -> int | None:
-    """Return the index, in 8-byte words, of the path's string in the options: its address, followed by its length."""
+    """Return the index, in 8-byte words, of the path's string in the options: its address, followed by its length.
+
+    Return None if the search does not find the marker.
+    """
     ort = OrtCalls(host.api())
     plain = ort.out("CreateSessionOptions", "OrtSessionOptions *")
     marked = ort.out("CreateSessionOptions", "OrtSessionOptions *")

@@ -26,7 +26,7 @@ Log = Callable[[str, str], None]
 def chosen_devices(offered: Sequence[DeviceInfo], options: Options, api_version: int) -> list[DeviceInfo]:
     """Return the devices of a session: those that ONNX Runtime selected, or those of ``device_ids``.
 
-    ``offered``: the devices that ONNX Runtime selected, at least one. ``api_version``: the N of ONNX Runtime 1.N.
+    ``offered``: the devices that ONNX Runtime selected. ``api_version``: the N of ONNX Runtime 1.N.
 
     Raises:
         OptionError: ONNX Runtime selected no device, several although its version cannot, or others than the options

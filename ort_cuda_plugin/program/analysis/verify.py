@@ -18,7 +18,7 @@ from .step_tensors import tensors_of
 
 VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
-"""Environment variables that turn verification on. The second one also turns on the emulated device's checking mode."""
+"""Environment variables that turn verification on. `CHECK_VARIABLE` also turns on the emulator's checking mode."""
 MAX_MASKED = 1 << 16
 """Maximum elements of a buffer for the exact check that its slices cover it. For a larger buffer, the check only adds
 up the sizes of the slices.
@@ -36,7 +36,7 @@ def is_wanted() -> bool:
 
 
 class Verifier:
-    """Verifies the programs of one plan, as an observer of the passes (`Watch`). An unchanged step is checked once.
+    """Verifies the programs of one plan, as an observer of the passes (`Watch`). It checks the form of each step once.
 
     No step writes the buffers ``stand_ins`` (see `Lowering.stand_ins`), so the verifier expects no writer for them.
     """
@@ -60,7 +60,7 @@ class Verifier:
 
 
 def check_writers(name: str, steps: Sequence[Step], stand_ins: Collection[Buffer] = ()) -> None:
-    """Raise InvalidProgramError if a step after the pass ``name`` reads a buffer that no earlier step writes.
+    """Raise InvalidProgramError if a step after the pass ``name`` reads an intermediate that no earlier step writes.
 
     Every program gets this check after its last pass, because a kernel that reads memory before a step writes it gives
     wrong results without an error. `Verifier` checks all invariants after each pass, on request.

@@ -436,7 +436,7 @@ def _monomial_quotient(dividend: Monomial, divisor: Monomial) -> Monomial | None
 
 
 def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
-    """Return the polynomial q with ``dividend == q * divisor``, or None if long division leaves a remainder."""
+    """Return the polynomial q with ``dividend == q * divisor``; None if 64 steps of long division leave a remainder."""
     quotient: Dim = 0
     rest = dividend
     lead, lead_coefficient = max(divisor.terms, key=lambda term: (len(term[0]), _monomial_key(term[0])))

@@ -174,7 +174,10 @@ def operands_first(expressions: Iterable[Scalar], done: Container[Scalar] = ()) 
 
 
 def constant(value: Number, dtype: DType) -> Scalar:
-    """Return ``value`` as a constant of ``dtype``. Raises TypeError for a fraction in an integer type."""
+    """Return ``value`` as a constant of ``dtype``; an integer out of range wraps around.
+
+    Raises TypeError for a fraction in an integer type.
+    """
     if dtype is DType.BOOL:
         return Scalar(dtype, "constant", (), bool(value))
     if dtype.is_float:
@@ -385,7 +388,7 @@ def accumulation_type(dtype: DType) -> DType:
 
 
 def widen(x: Scalar) -> Scalar:
-    """Convert x to the type of its arithmetic: float32 for float16 and bfloat16, else the type of x."""
+    """Convert float16 and bfloat16 to float32, the type of their arithmetic; return x of any other type as it is."""
     return cast(x, DType.FLOAT32) if x.dtype in HALVES else x
 
 

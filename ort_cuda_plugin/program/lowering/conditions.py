@@ -57,7 +57,7 @@ class Conditions:
     def guard(self, condition: Dim) -> bool:
         """Return whether the condition holds for the sizes of the plan, and guard the plan on this result.
 
-        Raises Unsupported if the condition depends on read-back values, which are unknown when guards are tested.
+        Raises Unsupported for an unproven condition on read-back values, which are unknown when guards are tested.
         """
         known = truth(condition)
         if known is not None:
@@ -79,7 +79,7 @@ class Conditions:
     def holds(self, condition: Dim) -> bool:
         """Return whether the condition holds for the sizes that the plan is built for. Records no guard.
 
-        Returns False if the condition depends on values that a Run reads back, so that `guard` would raise an error.
+        Returns False for an unproven condition on values that a Run reads back, for which `guard` raises Unsupported.
         """
         known = truth(condition)
         return hint(condition) != 0 and not is_read_back(condition) if known is None else known

@@ -49,7 +49,8 @@ def on_host(
     """Return ``compute`` of the contents of ``inputs`` if the host knows them all, else the result of ``device``.
 
     ``device`` records steps that compute the result on the device. If the host needs the contents of such a result
-    later, it computes them from inputs that it can read. ``compute`` may raise NotFoldable.
+    later, it computes them from inputs that it can read. ``compute`` may raise NotFoldable: the device then computes
+    the result.
     """
     # Symbolic integers do not wrap around, as elements of 8- and 16-bit integer types must.
     if not (dtype is DType.BOOL or (dtype.is_integer and dtype.itemsize >= 4)) or not _is_small(shape):

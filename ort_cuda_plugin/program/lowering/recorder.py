@@ -70,7 +70,7 @@ class Recorder(Conditions):
     # ---- tensors ----
 
     def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """Return a new contiguous intermediate. Raises InvalidModel, like `view`, if its bytes exceed 64 bits."""
+        """Return a new contiguous intermediate. Raises InvalidModel, like `view`, if its byte count exceeds 64 bits."""
         shape = dims_of(shape, dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 

@@ -59,7 +59,8 @@ def _broadcast_dims(ctx: Conditions, a: Dim, b: Dim) -> Dim:
 def aligned(ctx: Conditions, x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Return x, which broadcasts to ``shape``, with each size as 1 or as the equal expression in ``shape``.
 
-    The plan is guarded on which of the two a symbolic size equals.
+    The plan is guarded on which of the two a symbolic size equals. A size for which `Conditions.settled` returns None
+    stays as it is.
     """
     dims: list[Dim] = []
     for dim, target in zip(x.shape, shape[len(shape) - x.rank :], strict=True):

@@ -30,7 +30,7 @@ Input: TypeAlias = tuple[Scalar, Tensor]
 Output: TypeAlias = tuple[Scalar, Tensor]
 """An output of a step: (expression, the tensor that stores its values, converted to the tensor's type)."""
 CODES_PER_WORD = 8
-"""Number of 4-bit codes in a 32-bit word of a packed operand, see `Conversion`."""
+"""Number of codes in a word of a packed operand: words of 16, 32 or 64 bits for codes of 2, 4 or 8 (`Conversion`)."""
 
 
 @dataclass(frozen=True, eq=False)

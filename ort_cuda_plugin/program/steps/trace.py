@@ -83,7 +83,9 @@ class InPlace:
 
 
 def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> tuple[InPlace, ...]:
-    """Return the permission that ``written`` shares the memory of ``read``, in a tuple; () if their layouts differ.
+    """Return the permission that ``written`` shares the memory of ``read``, in a tuple.
+
+    Return () if their layouts differ, and if ``read`` is None.
 
     Their shapes must be equal in every Run, but may be different expressions.
     """
