@@ -43,7 +43,8 @@ def test_a_tensor_goes_down_to_a_cpu_node_and_up_again(dtype: str) -> None:
         before = ort_cuda_plugin.counters()
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.tile(x, (4, 1)))
         after = ort_cuda_plugin.counters()
-        # The model's input and output, and the input and output of the CPU nodes.
+        # Copies to the device: the model's input and the CPU nodes' result. To the host: the CPU nodes' input and the
+        # model's output.
         assert after["copies_h2d"] - before["copies_h2d"] == 2
         assert after["copies_d2h"] - before["copies_d2h"] == 2
         if run < 2:  # later Runs are CUDA graphs, which keep memory

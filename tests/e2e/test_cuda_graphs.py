@@ -344,7 +344,7 @@ def test_a_size_on_the_device_cannot_be_captured() -> None:
         bound.run()
 
 
-#: Name -> nodes whose input ``at``, fed by the application, the host reads; declaration of ``at``.
+#: By name: nodes with an input ``at`` that the application feeds and the host reads, and the declaration of ``at``.
 HOST_READS = {
     "Slice": ("y = Slice(x, at, end)", "int64[1] at"),
     "Pad": ("y = Pad(x, at)", "int64[2] at"),

@@ -87,9 +87,9 @@ def test_a_state_space_model_is_one_graph_launch_for_each_request() -> None:
     pair = Pair(scan_model())
     assert pair.is_one_cluster
     cold = pair.check(scan_feed(6))
-    # One launch before the loop, and four in each step: slices, map, stacked row, counter. The host knows the number of
-    # steps, so no flag comes back.
-    # The map updates the state in place, so the only copy is that of the first state.
+    # One launch before the loop, and four in each iteration: slices, map, stacked row, counter. The host knows the
+    # number of iterations, so it reads no flag back.
+    # The map updates the state in place, so the only copy is that of the initial state.
     assert (cold["launches"], cold["copies_d2d"], cold["device_loops"]) == (1 + 6 * 4, 1, 1)
     assert "device_loop_iterations" not in cold
     assert "host_value_reads" not in cold
@@ -132,8 +132,9 @@ def test_a_graph_serves_other_trip_counts() -> None:
     pair = Pair(parse(COUNTED))
     assert pair.is_one_cluster
     x = floats(2, 4)
-    # Each Run has a new key, so an instance hands its graph to the next one. The launch that begins the loop changes.
-    # If the loop reads x at another address, a new graph is made.
+    # Each Run has a new key, so its instance takes over the graph of the previous Run's instance. In this graph, the
+    # plugin updates the launch that begins the loop. If the loop reads x at another address, the plugin captures a new
+    # graph.
     grown = [pair.check({"x": x, "most": np.array(most)}) for most in (3, 4, 5, 0, 6, 1, -2, 7)]
     assert all(each["graph_replays"] == 1 for each in grown[2:])
     assert all("graph_updates" in each or "graph_captures" in each for each in grown[2:])
@@ -157,8 +158,8 @@ def test_the_device_evaluates_the_condition() -> None:
         return {"x": x, "most": np.array(most), "first": np.array(first), "bound": bound}
 
     cold = pair.check(feed(4))
-    assert cold["device_loop_iterations"] == 4  # one flag comes back before each iteration, and one after the last
-    assert cold["host_value_reads"] == 5 + 1  # the trip count as well, unless it came in host memory
+    assert cold["device_loop_iterations"] == 4  # the host reads a flag before each iteration, and one after the last
+    assert cold["host_value_reads"] == 5 + 1  # 5 flags, and the trip count
     for each in (feed(4), feed(4), feed(6), feed(50, most=3), feed(3, first=False), feed(0), feed(9, most=0)):
         pair.check(each)
     last = pair.check(feed(5))
@@ -253,7 +254,7 @@ def test_no_iteration_gives_rows_of_onnx_runtimes_shape() -> None:
         { t = Add(s, x) }> }"""
     pair = Pair(parse(text))
     assert pair.is_one_cluster
-    for most in (2, 0, 3, 0):  # no iteration: rows is [0, 0, 4], as ONNX Runtime does not know n
+    for most in (2, 0, 3, 0):  # 0 iterations: rows is [0, 0, 4], as ONNX Runtime does not know n
         pair.check({"x": floats(2, 4), "most": np.array(most)})
 
 

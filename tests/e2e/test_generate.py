@@ -41,7 +41,7 @@ def test_128_tokens_are_those_of_the_cpu_provider_and_each_is_one_graph(model: P
     assert {name: changed.pop(name) for name in ("runs", "graph_replays", "copies_d2h", "plan_hits")} == dict.fromkeys(
         ("runs", "graph_replays", "copies_d2h", "plan_hits"), 119
     )
-    # The only other changes: the launches of the replayed graph, and a copy of the mask onto itself.
+    # Only two other counters change: they count the launches of the replayed graph, and a copy of the mask onto itself.
     assert set(changed) <= {"launches", "copies_d2d"}
     assert np.array_equal(np.stack(tokens, 1), CpuDecoder(model).greedy(PROMPT, 128))
     assert np.array_equal(decoder.tokens, np.concatenate([PROMPT, np.stack(tokens, 1)], 1))

@@ -17,7 +17,7 @@ END = 20
 
 
 def pair(end: int | None) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-    gc.collect()  # sessions of earlier tests that end later would change addresses, and a loop's graph has fixed ones
+    gc.collect()  # sessions of earlier tests must not free memory later: addresses would change, and graphs with them
     model = loop_decoder(end=end).SerializeToString()
     cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     return ort_cuda_plugin.session(model, emulate=True), cpu

@@ -90,7 +90,7 @@ def test_a_whisper_request_is_one_launch_of_a_graph(beams: int) -> None:
         runs.append(change)
     steps = ROOM - 3 - 1
     assert (runs[1]["device_loop_iterations"], runs[1]["graph_replays"]) == (steps, 0)
-    # Copies of a step: the tokens and hypotheses so far, which kernels read to write the next ones, but no cache.
+    # Each step copies the tokens and hypotheses so far, which kernels read to write the next ones, but no cache.
     assert (runs[1]["copies_d2d"] - runs[3]["copies_d2d"]) // steps == COPIES_OF_A_STEP
     for steady in runs[3:]:
         assert (steady["graph_replays"], steady["graph_captures"], steady["device_loops"]) == (1, 0, 1)

@@ -153,7 +153,7 @@ def test_sequences_that_a_plan_cannot_hold_run_elsewhere(text: str, op_type: str
         verdict.op_type for verdict in last_verdicts() if "Sequence" in verdict.op_type
     }
     x = floats(2, 12 if "12] x" in text else 4)
-    x[:, 1] = 9  # one of the models uses it as a position
+    x[:, 1] = 9  # one of the models uses the 9 as a position
     if op_type != "SequenceConstruct":
         feed = {"x": [x, -x] if "seq(float[n, 4]) x" in text else x}
         assert_equal(pair, feed | ({"i": np.array(3)} if "int64 i" in text else {}))

@@ -77,7 +77,7 @@ def test_runs_follow_the_work_of_the_stream_that_the_application_brings(device: 
     assert streams_live() == before + 1
     del session
     assert streams_live() == before
-    assert stream.query()  # the session did not destroy it
+    assert stream.query()  # the end of the session did not destroy the stream
 
 
 def test_the_default_stream_is_a_stream_that_an_application_can_bring(device: Device) -> None:

@@ -168,7 +168,7 @@ def test_a_stream_that_is_captured_refuses_the_call() -> None:
                 cluster.enqueue([x], Outputs([FLOAT]), adopted[0])
         finally:
             graph = ffi.new("CUgraph *")
-            if driver().StreamEndCapture(application[0], graph) == 0:  # the failed wait may have invalidated it
+            if driver().StreamEndCapture(application[0], graph) == 0:  # the failed wait may invalidate the capture
                 driver().GraphDestroy(graph[0])
             core().stream_release(adopted[0])
 

@@ -98,7 +98,7 @@ def test_a_warm_instance_becomes_a_graph_that_only_new_addresses_change() -> Non
         assert changes == {"graph_replays": 1}
         np.testing.assert_array_equal(first.result(stream), 4 * random_array(3, 5) + 1)
         with Changes() as changes:
-            second.run(cluster, stream, random_array(3, 5))  # one node gets another input, the other another output
+            second.run(cluster, stream, random_array(3, 5))  # one kernel gets another input, the other another output
         assert changes == {"graph_replays": 1, "graph_updates": 2}
         np.testing.assert_array_equal(second.result(stream), 2 * random_array(3, 5) + 1)
         np.testing.assert_array_equal(first.result(stream), 4 * random_array(3, 5) + 1)

@@ -73,7 +73,7 @@ def test_a_run_calls_the_driver_for_its_copies_its_launch_and_one_wait(costs: di
     always = {"LaunchKernel": 1, "StreamSynchronize": 1, "runs": 1, "launches": 1, "plan_hits": 1}
     stay = ("CtxGetCurrent", "CtxSetCurrent", "ThreadExchangeStreamCaptureMode")
     assert without(costs["run"], "locks", *stay) == copies | always
-    assert without(costs["bound"], "locks", *stay) == always  # and it allocates no host memory
+    assert without(costs["bound"], "locks", *stay) == always  # and a bound Run allocates no host memory
 
 
 def test_a_run_enters_the_device_once_in_each_callback(costs: dict[str, dict[str, float]]) -> None:

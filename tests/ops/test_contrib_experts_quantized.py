@@ -104,7 +104,7 @@ def interleaved(values: Array, bits: int) -> Array:
     outputs, inputs = values.shape
     turns, word = 16 // bits, 32 // bits
     rows = np.arange(8 * turns)
-    # Row 2J*i + 2j + p of a fragment is input 8j + 2i + p.
+    # With J = ``turns``, row 2J*i + 2j + p of a fragment is input 8j + 2i + p.
     fragment = 8 * (rows % (2 * turns) // 2) + 2 * (rows // (2 * turns)) + rows % 2
     permuted = values.reshape(outputs, -1, 8 * turns)[:, :, fragment].reshape(outputs, inputs)
     tiles = permuted.reshape(outputs // turns, turns, inputs // 64, 64).transpose(0, 2, 1, 3)

@@ -86,7 +86,7 @@ def with_attribute(model: ModelProto, name: str, kind: str, value: Any) -> Model
 
 @in_parts
 def test_an_attribute_of_any_value_gives_a_verdict_with_a_reason(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # ONNX's shape inference reads out of bounds for some of these values, so it is skipped.
+    # ONNX's shape inference reads out of bounds for some of these values, so the test replaces it.
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda model: model)
     mistakes = []
     for key, base in part_of_operators(part):

@@ -216,7 +216,7 @@ def test_declarations_agree_with_the_schemas_of_onnx(operator: Operator) -> None
         used = operator.constraint(index)
         assert not used or used == input.type_str, f"{input.name} is {input.type_str}"
     for name, attribute in defined.attributes.items():
-        # The plugin declines any node with one of these attributes.
+        # If an operator's row lacks one of these attributes, the plugin declines any node that has the attribute.
         if name in {"sparse_value", "value_string", "value_strings", "layout", "output_dtype"}:
             continue
         if name in registry.IGNORED_ATTRIBUTES:
