@@ -49,7 +49,8 @@ def make_launches(
 ) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
     """Compile the steps in ``ctx.trace``.
 
-    Returns independent groups of launches that run once, the launches of each Run, and the memory traffic of a Run.
+    Returns independent groups of launches that run once, before the first Run; the launches of each Run; and the memory
+    traffic of a Run.
     ``watch`` receives the program after each pass.
     """
     watch = _verified(ctx, watch)

@@ -80,7 +80,7 @@ def substitute_of(problem: LibraryProblem, values: Sequence[int], device: Device
     is_empty = SUBSTITUTES[problem.kind](ctx, problem, flags, values, tensors)
     tables = Tables(KnownEntries())
     fixed, launches, _ = ([], [], None) if is_empty else make_launches(ctx)
-    tensors.buffers[0].kind = BufferKind.INPUT  # an output until here, since passes drop steps that nothing reads
+    tensors.buffers[0].kind = BufferKind.INPUT  # the result was an output for the passes, so that they keep its steps
     precompute(fixed, launches, tables)
     inputs = [PlanInput(dtype.ort, 1, index) for index in range(len(tensors.buffers))]
     plan = make_plan(ctx.trace, launches, inputs, (), (), tables, len(inputs))

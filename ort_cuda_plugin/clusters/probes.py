@@ -64,7 +64,7 @@ def _input(dtype: DType, *shape: int) -> Tensor:
 
 
 def _chain(ctx: Lowering, elements: int, launches: int) -> None:
-    """Record launches; each reads the result of the previous one."""
+    """Record ``launches`` launches over ``elements`` floats; each reads the result of the previous one."""
     x = _input(DType.FLOAT32, elements)
     for _ in range(launches):
         x = elementwise(ctx, lambda element: element * 0.5, x)

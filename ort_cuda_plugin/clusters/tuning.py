@@ -39,7 +39,7 @@ from .cluster import Variant
 logger = logging.getLogger("ort_cuda_plugin")
 
 Measure = Callable[[Sequence[Variant]], Sequence[float | None]]
-"""Returns each program's median time of a Run in seconds; infinity if it can never run, None if it cannot run now."""
+"""Returns each program's median execution time, seconds; infinity: it can never run, None: it cannot run now."""
 
 
 class MeasuringTuner(Tuner):
@@ -89,8 +89,8 @@ class MeasuringTuner(Tuner):
     def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
         """Return whether the plan with the pass ``name`` is at least as fast as the plan without it. See `Tuner`.
 
-        Both plans are measured, for sizes as in `choice`. Programs with read-backs, copies or calls of Python functions
-        are not measured: the pass runs.
+        Both plans are measured, for sizes as in `choice`. If a plan is not or cannot be measured, return True: for
+        example, plans with read-backs, copies or calls of Python functions are not measured.
         """
         sizes = _program_sizes(before) + _program_sizes(after)
         unknown = list(dict.fromkeys(size for size in sizes if not isinstance(size, int)))

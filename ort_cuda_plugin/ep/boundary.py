@@ -59,7 +59,7 @@ def attach(address: int) -> None:
 
 
 def attach_own() -> None:
-    """`attach` to the library of this package."""
+    """Connect this interpreter with this package's copy of the library (`attach`)."""
     attach(int(ffi.cast("uintptr_t", abi_core.core())))
 
 

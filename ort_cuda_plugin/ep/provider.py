@@ -47,13 +47,13 @@ from .staging import Staging
 
 
 def last_provider() -> Provider | None:
-    """Return the provider of the session that this thread created last, if it is alive."""
+    """Return the provider of the session that this thread created last; None if there is none that is alive."""
     found: Provider | None = current_session.provider()
     return found
 
 
 def last_verdicts() -> list[NodeVerdict]:
-    """Return the verdicts of the session that this thread created last, also if the creation failed."""
+    """Return the verdicts of the session that this thread created last, also if that failed; [] without a session."""
     record: VerdictRecord | None = current_session.record()
     return [] if record is None else record.verdicts
 

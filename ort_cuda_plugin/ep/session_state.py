@@ -37,7 +37,7 @@ class Session:
     Attributes:
         devices: the devices; ``device`` is the first one.
         contexts: the compiled models.
-        may_be_cut: the reason why nodes must not be fused, or "".
+        may_be_cut: the reason why nodes must not be fused; "" if they may be.
         weight_budget: the limit of device memory for weights.
         budget: the limit of device memory for claimed nodes; None: no limit.
         single_nodes: whether ONNX Runtime runs each node by a registry kernel.

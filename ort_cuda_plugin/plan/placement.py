@@ -130,7 +130,7 @@ class WeightPlacement:
         ``weights`` maps the numbers of new weights in the cluster to the weights. ``plans`` read them, and ``likely``
         are the plans for which the resident weights are chosen.
 
-        Raises: WeightBudgetError: the budget has no room for the weights that a step reads at once.
+        Raises: WeightBudgetError: the budget has no room for the weights that a record reads at once.
         """
         new = {number: weight.nbytes for number, weight in weights.items()}
         self._nbytes.update(new)
@@ -154,7 +154,7 @@ class WeightPlacement:
     def _placed(
         self, batches: Sequence[_Batch], resident: Collection[int], budget: int, *, is_first: bool = True
     ) -> set[int]:
-        """Return the resident weights after ``batches``. ``is_first``: they start with the cluster's first batch.
+        """Return the resident weights after ``batches``. ``is_first``: these begin with the cluster's first batch.
 
         Raises: BudgetTooSmall: the budget has no room for a ring.
         """

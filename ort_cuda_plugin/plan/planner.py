@@ -137,7 +137,7 @@ class _Writer:
         self.lifetimes: list[tuple[int, int]] = []
 
     def _add(self, step: Recordable) -> None:
-        """Add a step of the present segment; a loop is flattened."""
+        """Add a step to the current segment. A loop becomes its first steps, a `_Repeat`, and the steps of its body."""
         if isinstance(step, DeviceLoop):
             for each in step.first:
                 self._add(each)

@@ -29,7 +29,7 @@ class BudgetTooSmall(Exception):
     """The budget has no room for the ring.
 
     ``needed`` is a number of bytes below which no budget suffices. Larger budgets may fail as well: `least_budget`
-    finds one that suffices. ``record`` is the index of the record that reads the most weights at once, if known.
+    finds one that suffices. ``record`` is the index of the record that reads the most weights at once; None: unknown.
     """
 
     def __init__(self, needed: int, record: int | None) -> None:

@@ -20,7 +20,7 @@ class DeviceProperties:
     and not the emulated device running GPU kernels. ``tf32``: kernels may round float32 to TF32 if the options allow
     it; the emulated device keeps float32 even in GPU kernels, so that its results can be compared with those of other
     providers. ``refusals``: library calls that plans avoid. ``quarantine``: schedules and operators that plans avoid.
-    ``calibration``: measured rates of the GPU, or None.
+    ``calibration``: measured rates of the GPU; None: there are none.
     """
 
     emulated: bool = True
@@ -37,7 +37,7 @@ class DeviceProperties:
     def gpu(
         compute_capability: tuple[int, int], multiprocessors: int = 0, libraries: frozenset[str] = frozenset()
     ) -> DeviceProperties:
-        """Return the properties of a GPU; ``multiprocessors`` 0: as in a large GPU of its architecture."""
+        """Return the properties of a GPU. 0 ``multiprocessors`` means the number of a large GPU of the architecture."""
         count = multiprocessors or typical_multiprocessors(compute_capability)
         return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True, tf32=True)
 

@@ -257,7 +257,7 @@ def test_each_thread_captures_and_replays_its_own_graphs() -> None:
             done.result()
     assert found["graph_captures"] == 4
     assert found["graph_replays"] == 4 * 8
-    end = time.monotonic() + 100  # a thread's graphs end after Python joins it
+    end = time.monotonic() + 100  # a thread's end destroys its graphs, perhaps after Python has joined it
     while graphs_live() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert graphs_live() == before

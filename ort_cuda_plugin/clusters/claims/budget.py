@@ -21,7 +21,7 @@ class MemoryBudget:
         self._counted: set[str] = set()
 
     def first_beyond(self, nodes: Iterable[Node]) -> Node | None:
-        """Return the first of these nodes that does not fit in the remaining budget, None if all fit."""
+        """Return the first of ``nodes`` that does not fit in the remaining budget, None if all fit."""
         counted, total = set(self._counted), self._spent
         for node in nodes:
             total += _nbytes(node, counted)
@@ -30,7 +30,7 @@ class MemoryBudget:
         return None
 
     def spend(self, nodes: Iterable[Node]) -> None:
-        """Spend the estimated bytes of these nodes, which the plugin runs.
+        """Spend the estimated bytes of ``nodes``, which the plugin runs.
 
         The budget gets no bytes back if a later change of the graph removes nodes.
         """

@@ -74,11 +74,11 @@ class NodeVerdict:
 
 @dataclass(frozen=True)
 class Claims:
-    """The nodes of a graph that the plugin runs.
+    """The result of `claim`: the nodes of a graph that the plugin claims.
 
     Attributes:
         clusters: lists of nodes to fuse, in topological order; then one cluster for each token search.
-        singles: control-flow nodes that ONNX Runtime's kernels run.
+        singles: claimed control-flow nodes that are not fused; kernels of ONNX Runtime run them, and so their bodies.
         verdicts: one per node of the graph, in order.
     """
 

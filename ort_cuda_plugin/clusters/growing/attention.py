@@ -22,7 +22,7 @@ _MASK_AXIS: Final = {2: 1, 3: 2}
 
 
 def attention(body: GrowingBody, node: Node) -> None:
-    """Attention with ``past`` [2, batch, heads, keys, size]."""
+    """Lower Attention with ``past`` [2, batch, heads, keys, size]."""
     _, _, _, mask, past, bias, count = _inputs(node, 7)
     _check(body, node, caches=(past,), axis=3, masks=(mask, bias), fixed=(0, 1, 2))
     if count is not None:
@@ -35,7 +35,7 @@ def attention(body: GrowingBody, node: Node) -> None:
 
 
 def multi_head_attention(body: GrowingBody, node: Node) -> None:
-    """MultiHeadAttention with ``past_key`` and ``past_value`` [batch, heads, keys, size]."""
+    """Lower MultiHeadAttention with ``past_key`` and ``past_value`` [batch, heads, keys, size]."""
     *_, mask, bias, past_key, past_value, count, indirection = _inputs(node, 10)
     if past_key is None and past_value is None:
         raise _without_past()
@@ -59,7 +59,7 @@ def _without_past() -> Unsupported:
 
 
 def decoder_masked_multi_head_attention(body: GrowingBody, node: Node) -> None:
-    """DecoderMaskedMultiHeadAttention with past_key and past_value, as MultiHeadAttention of one token."""
+    """Lower DecoderMaskedMultiHeadAttention as MultiHeadAttention of one token, with or without a past."""
     query, key, value, mask, bias, past_key, past_value, count, _, indirection, added = _inputs(node, 11)
     kept = ("num_heads", "mask_filter_value", "scale")
     attributes = {name: x for name, x in node.attributes.items() if name in kept}
@@ -77,7 +77,7 @@ def decoder_masked_multi_head_attention(body: GrowingBody, node: Node) -> None:
 
 
 def relative_position_bias(body: GrowingBody, node: Node) -> None:
-    """RelativePositionBias of all queries and keys. Decoders use the last query's row, see `Growing.row`."""
+    """Lower RelativePositionBias of all queries and keys. Decoders use the last query's row, see `Growing.row`."""
     extras = []
     for index in (1, 2):
         array = body.sizes(needed_input(node, index))
@@ -186,7 +186,10 @@ def _token_axes(body: GrowingBody, values: list[Value | None]) -> list[tuple[Val
 
 
 def _lower(body: GrowingBody, node: Node, index: int, axis: int, flags: list[str]) -> None:
-    """Lower the node with the number of cached keys as input ``index``, and the attributes ``flags`` set."""
+    """Lower the node with the number of cached keys as input ``index``, and the attributes ``flags`` set to 1.
+
+    The present caches grow along ``axis``.
+    """
     attributes = {**node.attributes, **dict.fromkeys(flags, 1)}
     output, *presents = body.results(replace(node, attributes=attributes), {index: body.past})
     named = [value for value in node.outputs[1:] if value is not None]

@@ -208,7 +208,9 @@ class GrowingBody:
         return s.cast(maps.number(self.past), DType.INT64)
 
     def flags(self, extra: int, rank: int, axis: int, *, only_last: bool = False) -> Tensor:
-        """Return which elements along ``axis`` are valid, as bools that broadcast to a growing tensor of ``rank``.
+        """Return whether each element along ``axis`` is valid, as bools that broadcast to a growing tensor of ``rank``.
+
+        The first PAST + ``extra`` elements are valid.
 
         With ``only_last``, only the flag of the last valid element is true.
         """

@@ -61,7 +61,7 @@ def arithmetic(body: GrowingBody, node: Node) -> bool:
 
 
 def range_of_sizes(body: GrowingBody, node: Node) -> None:
-    """Range: a known number of elements from PAST on, or a growing tensor of all indices."""
+    """Lower Range of a known number of elements at PAST, or of as many elements as a growing axis has."""
     arrays = [body.sizes(needed_input(node, index)) for index in range(3)]
     for number, array in enumerate(arrays):
         if array is None or array.size != 1:

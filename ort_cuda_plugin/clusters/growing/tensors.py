@@ -56,7 +56,7 @@ def _merged(axes: dict[int, int], axis: int, extra: int) -> None:
 
 
 def broadcasting(body: GrowingBody, node: Node) -> None:
-    """Elementwise operator whose inputs broadcast."""
+    """Lower an elementwise operator whose inputs broadcast."""
     if arithmetic(body, node):
         return
     given = [value for value in node.inputs if value is not None]
@@ -78,7 +78,7 @@ def broadcasting(body: GrowingBody, node: Node) -> None:
 
 
 def concat(body: GrowingBody, node: Node) -> None:
-    """Concat: appends one element to a growing axis, or joins tensors that grow along other axes."""
+    """Lower Concat, which appends one element to a growing axis, or joins tensors that grow along other axes."""
     if arithmetic(body, node):
         return
     values = [needed_input(node, index) for index in range(len(node.inputs))]
@@ -135,7 +135,7 @@ def appended(body: GrowingBody, past: Growing, new: Tensor, axis: int) -> Tensor
 
 
 def slice_of(body: GrowingBody, node: Node) -> None:
-    """Slice: a known number of elements at PAST, of a fixed or a growing tensor, or all elements of a growing axis."""
+    """Lower Slice of a known number of elements at PAST, of a fixed or a growing axis, or of all of a growing axis."""
     if arithmetic(body, node):
         return
     data = needed_input(node, 0)
@@ -215,7 +215,7 @@ def _require_rows(body: GrowingBody, rows: Dim, last: Dim) -> None:
 
 
 def gather(body: GrowingBody, node: Node) -> None:
-    """Gather from sizes, or from a table that does not grow, with sizes as the indices."""
+    """Lower Gather from sizes, or from a table that does not grow, with sizes as the indices."""
     if arithmetic(body, node):
         return
     for index in range(2):
@@ -269,7 +269,7 @@ def squeeze(body: GrowingBody, node: Node) -> None:
 
 
 def reshaped(body: GrowingBody, node: Node) -> None:
-    """Reshape: each growing axis becomes an axis of the result."""
+    """Lower Reshape, in which each growing axis becomes an axis of the result."""
     if arithmetic(body, node):
         return
     target, x = body.sizes(needed_input(node, 1)), body.growing(needed_input(node, 0))
@@ -326,7 +326,7 @@ def _only_growing(body: GrowingBody, node: Node) -> Growing:
 
 
 def reduction(body: GrowingBody, node: Node) -> None:
-    """ReduceMax, ReduceMean, ReduceMin or ReduceSum."""
+    """Lower ReduceMax, ReduceMean, ReduceMin or ReduceSum over a list of axes; at most one of them grows."""
     x = _only_growing(body, node)
     given = known_integers(body, node, "axes", 1)
     if not given:
@@ -376,7 +376,7 @@ def _reduced(body: GrowingBody, node: Node, x: Growing, axes: tuple[int, ...], o
 
 
 def softmax(body: GrowingBody, node: Node) -> None:
-    """Softmax: along a growing axis, the results after the valid elements are 0."""
+    """Lower Softmax. Along a growing axis, the results after the valid elements are 0."""
     x = _only_growing(body, node)
     rank = x.x.rank
     axis = _axis(node, -1 if node.since_version >= 13 else 1, rank)
@@ -394,7 +394,7 @@ def softmax(body: GrowingBody, node: Node) -> None:
 
 
 def matmul(body: GrowingBody, node: Node) -> None:
-    """MatMul: growing rows and columns, or a sum over a growing axis, whose invalid elements become zeros."""
+    """Lower MatMul with growing rows or columns, or with a sum over a growing axis, whose invalid elements become 0."""
     values = [needed_input(node, index) for index in range(2)]
     tensors = [body.tensor(value) for value in values]
     if any(x.rank < 2 for x in tensors):

@@ -57,7 +57,7 @@ class CompiledBody:
 class CompiledBodies:
     """Clusters that ``provider`` compiled in bodies, by the names of their fused nodes.
 
-    ORT presents bodies before the surrounding graph.
+    ORT presents bodies before the surrounding graph, whose claim therefore sees fused nodes in the bodies.
     """
 
     provider: str = ""
@@ -202,7 +202,10 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
 
 
 def _valid_branches(lowering: BodyLowering, node: Node) -> list[list[Operand]]:
-    """Return the results of the valid branches, which alone a Run may take. Raises InvalidModel if both are invalid."""
+    """Return the results of the valid branches; no Run takes an invalid branch.
+
+    Raises InvalidModel if both branches are invalid.
+    """
     results: list[list[Operand]] = []
     for name in ("then_branch", "else_branch"):
         try:

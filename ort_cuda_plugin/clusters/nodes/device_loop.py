@@ -73,9 +73,9 @@ class Iteration:
 class LoopPlan:
     """A loop to lower.
 
-    ``limit`` is the maximum number of iterations: a size, a tensor of one int64, or None. ``on`` is the first condition
-    (bool, one element), None for true. ``lower`` lowers the body and returns its condition (None: true), the next
-    states, and the values to stack.
+    ``limit`` is the maximum number of iterations, a size or a tensor of one int64; None: no maximum. ``on`` is the
+    first condition (bool, one element), None for true. ``lower`` lowers the body and returns its condition (None:
+    true), the next states, and the values to stack.
     """
 
     node: Node

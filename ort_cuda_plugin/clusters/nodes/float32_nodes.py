@@ -88,7 +88,7 @@ def why_no_float32(node: Node) -> str:
 
 
 def _why_not_automatic(node: Node) -> str:
-    """Return why value range analysis does not choose the node; "" if it may."""
+    """Return why value range analysis may not choose the node; "" if it may choose it."""
     if not is_built_in(node.domain, node.op_type, node.since_version):
         return "it may be a custom operator"
     return why_no_float32(node)

@@ -25,7 +25,7 @@ def update_in_place(steps: Sequence[Recordable], states: Collection[Buffer]) -> 
     """Return the steps of an iteration without the copies to ``states`` that in-place updates make unnecessary."""
     found = list(steps)
     for copy in [step for step in steps if isinstance(step, Copy) and step.destination.buffer in states]:
-        # Earlier iterations of this loop have replaced steps, perhaps also this copy.
+        # Earlier iterations of this `for` have replaced steps, perhaps also this copy.
         position = next((i for i, step in enumerate(found) if _is_copy_to(step, copy.destination.buffer)), None)
         if position is not None:
             found = _updated(found, position, states)

@@ -111,7 +111,7 @@ class Search(ABC):
         return body
 
     def room(self, ctx: Lowering, given: Given, length: Dim) -> Dim:
-        """Return max_length, which must be greater than ``length``, the number of the decoder's first tokens."""
+        """Return max_length: at most `MOST_ROOM`, more than ``length``, the number of the decoder's first tokens."""
         room = ctx.host_number(needed(given, "max_length"), "max_length")
         ctx.require(
             lt(length, room), "max_length must be greater than the number of tokens with which the decoder starts"

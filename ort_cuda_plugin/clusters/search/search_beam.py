@@ -38,7 +38,10 @@ class BeamSearch(Search):
         self._early = attribute_number(node, "early_stopping", 0) == 1
 
     def _timestamp_tokens(self) -> TimestampTokens | None:
-        """Return the tokens of Whisper's timestamp rules; None if the search does not apply these rules."""
+        """Return the tokens of Whisper's timestamp rules; None if the search does not apply these rules.
+
+        Raises Unsupported for BeamSearch if logits_processor may request the rules.
+        """
         processor = self.given.get("logits_processor")
         if processor is not None and (processor.constant is None or processor.constant.any()):
             raise Unsupported(

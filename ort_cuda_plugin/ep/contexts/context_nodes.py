@@ -209,7 +209,7 @@ class ContextReader:
         context.constants.sources[wanted[0]] = self._sources.find(folder, file)
 
     def _own_context(self, each: ContextNode) -> Context | None:
-        """Return the context that a node with main_context=1 holds or names."""
+        """Return the context that a node with main_context=1 holds or names; None for another node."""
         node = each.node
         if node.attributes.get("main_context", 1) != 1:
             return None
@@ -274,7 +274,10 @@ class ContextReader:
         return self._files[key]
 
     def _container(self, key: Hashable, folder: ModelFolder | None, name: str, model_path: str) -> Container:
-        """Return the container in a file; if the file is gone, the container that another session has read."""
+        """Return the container in a file, which the application's callback reads if there is one.
+
+        If the file is gone, return the container that another session has read.
+        """
         known = workspace.find(key) if self._shares else None
         subject = f"context file {name!r}"
         if folder is None or self._callbacks.reads:

@@ -37,7 +37,7 @@ ALLOW_VARIABLE = "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE"
 
 
 def allows_host_code(options: Options | None = None) -> bool:
-    """Return whether the session with ``options``, or each session of the process, may run a context's CPU code."""
+    """Return whether ``options``, or `ALLOW_VARIABLE` for all sessions, allow a session to run CPU code of contexts."""
     return (options is not None and options.context_allow_host_code) or bool(flag_variable(ALLOW_VARIABLE))
 
 
@@ -282,7 +282,7 @@ class _Binary:
 
 
 _group: list[_Binary] = []
-"""The file of the sessions with ep.share_ep_contexts=1; empty before the first and after the last."""
+"""The context file that the sessions with ep.share_ep_contexts=1 write; empty before the first and after the last."""
 _group_lock = threading.Lock()
 
 

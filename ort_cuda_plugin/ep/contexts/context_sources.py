@@ -18,7 +18,7 @@ from ..session.model_paths import EXTERNAL_FOLDER
 BUFFER_SINCE = 29
 """N of the first ONNX Runtime 1.N in which an application can pass the source model in memory."""
 WEIGHTLESS_ENTRIES = ("ep.enable_weightless", "ep.enable_weightless_ep_context_nodes", "ep.enable_weightless_mode")
-"""Session entries by which versions of ONNX Runtime ask for a compiled model without weights; "0" means no."""
+"""Session entries that ask for a compiled model without weights, one per version of ONNX Runtime; "0" means no."""
 
 
 class SourceFinder:

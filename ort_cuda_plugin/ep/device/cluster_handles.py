@@ -16,7 +16,7 @@ from .open_device import LoadedKernel, OpenDevice
 
 
 def add_kernels(cluster: Any, kernels: Sequence[LoadedKernel]) -> None:
-    """Add kernels, which the caller holds as long as the cluster exists."""
+    """Add kernels to the cluster. The caller must hold them as long as the cluster exists."""
     references = ffi.new("ocp_kernel_ref[]", len(kernels))
     for reference, kernel in zip(references, kernels, strict=True):
         reference.function = kernel.function
@@ -64,7 +64,10 @@ class NewWeights:
         return in_threads(acquire, [*enumerate(weights)], sum(weight.nbytes for weight in weights))
 
     def acquire(self, constant: Constant, on_host: bool = False) -> Any:
-        """Return the weight with the contents of a constant, or with the initial value of a state."""
+        """Return the weight with the contents of a constant, or with the initial value of a state.
+
+        With ``on_host`` a constant's weight is in pinned host memory.
+        """
         array = np.ascontiguousarray(constant.array)
         data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
         subject = f"a constant of {constant.dtype!r}{list(constant.shape)}"

@@ -54,7 +54,7 @@ def given_tuner() -> Tuner | None:
 
 
 def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:
-    """Return the median seconds of a Run of each program; infinity if a kernel does not compile.
+    """Return the median execution time of each program, seconds; infinity if a kernel does not compile.
 
     None: the program failed for now, for example for lack of memory, and may run later.
     """

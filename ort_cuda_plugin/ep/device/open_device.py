@@ -76,7 +76,7 @@ class OpenDevice:
 
     @property
     def described(self) -> Gpu:
-        """Return the description of the GPU, or of the most similar one."""
+        """Return the description of the device's GPU model, or of the most similar model that is described."""
         return recognized(self.info.name, self.info.compute_capability, self.info.multiprocessors)
 
     @property
@@ -199,7 +199,7 @@ class OpenDevice:
             self._library_users += 1
 
     def let_libraries_go(self) -> None:
-        """Note that a cluster has released its library problems; the last one releases the calls' substitutes."""
+        """Note that a cluster has released its library problems. The last cluster also releases calls' substitutes."""
         with self._lock:
             self._library_users -= 1
             is_last = self._library_users == 0

@@ -39,7 +39,7 @@ class Tracing:
         self._records: list[Any] = []
 
     def begin(self) -> None:
-        """Add a user; the first one starts the recording.
+        """Add a user, such as a profile. The first user starts the recording.
 
         Raises: NoTracing: CUPTI refuses, for example because another profiler uses it.
         """
@@ -49,7 +49,7 @@ class Tracing:
             self._users += 1
 
     def end(self) -> None:
-        """Remove a user of `begin`; the last one stops the recording."""
+        """Remove a user that `begin` added. The last user stops the recording."""
         with self._lock:
             self._users -= 1
             if self._users == 0:

@@ -171,7 +171,10 @@ class FusedNode:
 
     @property
     def traffic(self) -> ProgramTraffic | None:
-        """Return the memory traffic of the plan that was compiled last, at the sizes for which it was built."""
+        """Return the memory traffic of the plan that was compiled last, at the sizes for which it was built.
+
+        Return None for a cluster of a compiled model.
+        """
         return self._cluster.traffic if isinstance(self._cluster, CompiledCluster) else None
 
     def close(self) -> None:

@@ -97,7 +97,11 @@ def context_kernel(node: Node, fused: FusedNode, device: OpenDevice) -> Any:
 def _create(
     fused: FusedNode, device: OpenDevice, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int]
 ) -> Any:
-    """Create the kernel. The sequences map each of the cluster's inputs, outputs and constants to the node's index."""
+    """Create the kernel.
+
+    ``inputs`` and ``outputs`` hold the node's index for each input and output of the cluster, ``constants`` the indices
+    of inputs that the kernel has copied.
+    """
     spec = ffi.new("ocp_node_kernel_spec *")
     positions = ffi.new("uint32_t[]", [*inputs, *outputs, *constants])
     spec.cluster = fused.pointer

@@ -88,7 +88,7 @@ def takes(key: str) -> str:
 
 
 def read_limit(text: str) -> int:
-    """Parse a limit such as 2147483648 or 2G into bytes; 2**63 - 1 means no limit.
+    """Parse a limit such as 2147483648 or 2G into bytes. For 0, which means no limit, return 2**63 - 1.
 
     Raises: ValueError: the text is not a limit; the message says what to use.
     """

@@ -29,7 +29,7 @@ class Reader:
     takes: str
 
     def __call__(self, text: str) -> Any:
-        """Return the value. Raises ValueError, which says what to use instead."""
+        """Return the value of ``text``. Raises ValueError for invalid text; the message says what to use instead."""
         return self.read(text)
 
 

@@ -49,7 +49,7 @@ class OptionError(Error, ValueError):
 
 
 def known_keys() -> list[str]:
-    """Return all keys of options, by name."""
+    """Return all keys that an option may have, in alphabetical order."""
     return sorted({*ROWS, *WITHOUT_EFFECT, *OTHER_NAMES, *arena.CUDA_PROVIDER_KEYS, *arena.keys()})
 
 

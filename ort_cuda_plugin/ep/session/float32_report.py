@@ -18,7 +18,7 @@ from ...model.ir import HALVES, Graph, Node
 from .lost_nodes import is_compiled_model
 
 _MAX_NAMES = 3
-"""Names in a message."""
+"""Maximum number of names in a message."""
 
 
 @dataclass
@@ -26,7 +26,8 @@ class _Found:
     """What a request for claims of a graph shows.
 
     Attributes:
-        reasons: for each entry, the labels of its nodes, each with the reason why it is not computed in float32, or "".
+        reasons: for each entry, the labels of its nodes, each with the reason why the node is not computed in float32;
+            "" if it is.
         names: the texts with which the option could list nodes.
         boundaries: names of values between listed nodes of different clusters.
     """

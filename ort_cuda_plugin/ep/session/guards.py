@@ -132,7 +132,11 @@ def error_guard(function: Callback) -> Callback:
 
 
 def void_guard(function: Callback) -> Callback:
-    """Guard callbacks that return nothing: an exception is logged."""
+    """Guard callbacks that return nothing: an exception is logged.
+
+    If a KeyboardInterrupt ends the callback, the guard calls it once more, so that for example no object is left
+    unreleased.
+    """
 
     def failed(error: BaseException, arguments: Any) -> None:
         host.log("ERROR", _report(function.__name__, error)[1], where=function.__name__)

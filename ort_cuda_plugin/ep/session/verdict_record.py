@@ -84,7 +84,7 @@ def _names(values: Iterable[Value | None]) -> tuple[str, ...]:
 
 
 def _type(value: Value) -> str:
-    """Return type and shape as ``FLOAT[2, n]``; "" if nothing is known."""
+    """Return type and shape as ``FLOAT[2, n]``; "" if the type is unknown."""
     if value.dtype is None:
         return ""
     shape = "[...]" if value.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in value.shape) + "]"

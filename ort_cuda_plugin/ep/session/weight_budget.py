@@ -33,7 +33,8 @@ class SessionWeightBudget:
         Runtime compiles bodies of control flow before the surrounding graph, whose plan may contain the bodies again.
         If bodies have weights, the weights of both must fit into the budget.
 
-        Raises: OptionError: a node cannot stream weights.
+        Raises: OptionError: a node cannot stream weights, or weights in bodies and in the surrounding graph exceed the
+            budget.
         """
         if self._budget is None:
             return

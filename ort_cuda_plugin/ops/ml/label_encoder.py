@@ -72,7 +72,10 @@ class TensorLabelAttributes(LabelAttributes, total=False):
 
 
 def _listed(what: str, attributes: Mapping[str, object]) -> Array:
-    """Return the values of the only attribute whose name begins with ``what``, in its element type."""
+    """Return the values of the only attribute whose name begins with ``what``, in its element type.
+
+    Raises InvalidModel for no or several such attributes, Unsupported for strings.
+    """
     given = [name for name in attributes if name.startswith(f"{what}_")]
     expected = f"be given by one attribute whose name begins with {what}_"
     require.that(len(given) == 1, what, expected, " and ".join(given) or "none")

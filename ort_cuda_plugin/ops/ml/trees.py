@@ -148,7 +148,7 @@ def _totals(
 ) -> Tensor:
     """Return [rows, targets] of ``finish(total, whether any leaf has a weight, base value, number of trees)``.
 
-    The totals add trees in model order.
+    Each total adds the trees in model order.
     """
     rows, dtype = x.shape[0], forest.weights.dtype
     leaf_numbers: Tensor | None = None
@@ -519,7 +519,10 @@ def tree_ensemble(
 
 
 def _members(names: Sequence[str], values: Numbers | None) -> tuple[Numbers | None, ...] | None:
-    """Return the set of each BRANCH_MEMBER node; ``values`` holds the sets, each ended by a NaN."""
+    """Return the set of each BRANCH_MEMBER node, None for other nodes; None alone if no node has this mode.
+
+    ``values`` holds the sets, each ended by a NaN; after the last set it may be missing.
+    """
     wanted = names.count("BRANCH_MEMBER")
     if not wanted:
         return None

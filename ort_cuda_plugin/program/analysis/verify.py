@@ -36,9 +36,10 @@ def is_wanted() -> bool:
 
 
 class Verifier:
-    """Verifies the programs of one plan, as an observer of the passes (`Watch`). It checks the form of each step once.
+    """Verifies the programs of one plan, as an observer of the passes (`Watch`).
 
-    No step writes the buffers ``stand_ins`` (see `Lowering.stand_ins`), so the verifier expects no writer for them.
+    The invariants of a single step are checked once. No step writes the buffers ``stand_ins`` (see
+    `Lowering.stand_ins`), so the verifier expects no writer for them.
     """
 
     def __init__(self, stand_ins: Collection[Buffer] = ()) -> None:

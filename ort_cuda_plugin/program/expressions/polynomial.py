@@ -37,7 +37,7 @@ evaluators: Final[Mapping[ExprOp, Callable[..., int]]] = {
     ExprOp.SELECT: lambda c, a, b: a if c != 0 else b,
     ExprOp.TRUNCDIV: _truncdiv,
 }
-"""The operations on plain ints. Divisions by 0 raise ZeroDivisionError; in a Run the same division is an error."""
+"""The operations on plain ints. A division by 0 raises ZeroDivisionError; evaluated in a Run, it fails the Run."""
 
 boolean_ops: Final = frozenset((ExprOp.EQ, ExprOp.NE, ExprOp.LT, ExprOp.LE, ExprOp.AND, ExprOp.OR))
 _divisions: Final = frozenset((ExprOp.FLOORDIV, ExprOp.MOD, ExprOp.CEILDIV, ExprOp.TRUNCDIV))

@@ -34,7 +34,7 @@ class Conditions:
 
     @property
     def node(self) -> Node | None:
-        """Return the node that is being lowered, or whose kernel is being generated."""
+        """Return the node that is being lowered, or whose kernel is being generated; None if there is none."""
         return self.nodes[-1] if self.nodes else None
 
     @node.setter
@@ -102,7 +102,10 @@ class Conditions:
         return self.guard(condition)
 
     def settled_size(self, dim: Dim) -> Dim:
-        """Return ``dim``; for a minimum or maximum, the argument that it equals at the plan's sizes (guarded)."""
+        """Return ``dim``; for a minimum or maximum, the argument that it equals at the plan's sizes, with a guard.
+
+        Return ``dim`` also if `settled` cannot compare the arguments.
+        """
         atom = single_atom(dim)
         if atom is None or atom.op not in (ExprOp.MIN, ExprOp.MAX):
             return dim

@@ -160,7 +160,8 @@ class Lowering(Recorder):
     ) -> None:
         """Record a call of Python code in each Run; ``tensors`` must be contiguous, and the call may change ``writes``.
 
-        A plan with such a call is never captured as a CUDA graph.
+        A plan with such a call is never captured as a CUDA graph. Raises TypeError if ``tensors`` or ``numbers``
+        contradict ``callback``.
         """
         if [(x.dtype, x.rank) for x in tensors] != list(callback.tensors) or len(numbers) != callback.num_numbers:
             expected = f"{len(callback.tensors)} tensors {callback.tensors} and {callback.num_numbers} numbers"
@@ -242,7 +243,10 @@ class Lowering(Recorder):
         return tuple(contents[position] for position in positions)
 
     def _readable(self, count: Dim, what: str) -> int:
-        """Return ``count``, a number of elements that the host reads, as an int, and guard the plan on it."""
+        """Return ``count``, a number of elements that the host reads, as an int, and guard the plan on it.
+
+        Raises Unsupported for more than `MAX_HOST_ELEMENTS`.
+        """
         count = self._fixed(count, what)
         if count > MAX_HOST_ELEMENTS:
             raise Unsupported("shape", f"{what} has {count} elements; supported: up to {MAX_HOST_ELEMENTS}")

@@ -24,7 +24,7 @@ def broadcast_shapes(ctx: Conditions, *shapes: Sequence[Dim]) -> tuple[Dim, ...]
     """Return the shape that all ``shapes`` broadcast to, by the rules of ONNX and NumPy.
 
     The plan is guarded on which symbolic sizes are 1, since fusion depends on them. For a size that a Run reads back,
-    the result is ``select(eq(a, 1), b, a)`` instead.
+    and in a claim, the result is ``select(eq(a, 1), b, a)`` instead.
     """
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Dim] = [1] * rank

@@ -120,7 +120,7 @@ class Quarantine:
         return [entry for entry in self.schedules if (entry.family, entry.type) == of_step]
 
     def refusal(self, operator: str, types: Collection[str]) -> str:
-        """Return why no node of the operator that reads these element types may be claimed; "" if one may be."""
+        """Return why nodes of the operator that read one of ``types`` must not be claimed; "": they may be claimed."""
         found = (entry for entry in self.operators if entry.operator == operator and entry.type in types)
         return next(map(why, found), "")
 

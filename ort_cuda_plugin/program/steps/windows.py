@@ -46,7 +46,7 @@ class Windows:
 
     @property
     def planar(self) -> Windows:
-        """Return the windows with at least two spatial dimensions, as kernels need; a first one of size 1 is added."""
+        """Return the windows with two or more dimensions, as kernels need: 1-D windows get a leading one of size 1."""
         if len(self.size) > 1:
             return self
         sizes = (1, *self.size), (1, *self.kernel), (1, *self.strides), (1, *self.dilations)

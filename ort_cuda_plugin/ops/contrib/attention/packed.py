@@ -92,7 +92,7 @@ def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor) -> Tensor:
 
 def _padded_index(maps: IndexMap, offsets: Tensor, token: Scalar) -> tuple[Scalar, Scalar]:
     """Return a packed token's padded index, from the flat ``token_offset``, and whether there is such an index."""
-    # ``token_offset`` has an entry per padded position; there may be more tokens than that.
+    # ``token_offset`` has an entry per padded position; there may be more tokens than positions.
     known = token < maps.dim(offsets.size)
     offset = s.cast(maps.source(offsets).at([token], known, -1), DType.INT64)
     return offset, (offset >= 0) & (offset < maps.dim(offsets.size))

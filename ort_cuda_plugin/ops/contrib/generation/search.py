@@ -214,7 +214,7 @@ def goes_on(ctx: Lowering, over: Tensor, length: Count, room: Dim) -> Tensor:
 
 
 def padded(ctx: Lowering, x: Tensor, width: Dim, value: int) -> Tensor:
-    """Return ``x`` [rows, length], each row padded by ``value`` to ``width`` elements, int32."""
+    """Return ``x`` [rows, length], each row padded with ``value`` to ``width`` elements, int32."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return maps.source(x).at(c, c[1] < maps.dim(x.shape[1]), value)

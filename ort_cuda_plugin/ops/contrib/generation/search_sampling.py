@@ -31,7 +31,7 @@ _MODULUS: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class Filter:
-    """Top-p filter: keeps the most probable tokens, up to a total of ``top_p``, and sets other scores to ``value``.
+    """Top-p filter: keeps the most probable tokens until their total reaches ``top_p``, sets other scores to ``value``.
 
     With ``from_best`` probabilities are summed from the most probable token on, which is always kept. Otherwise they
     are summed from the least probable token on, and the ``least`` most probable tokens are always kept.

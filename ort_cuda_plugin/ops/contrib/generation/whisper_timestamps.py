@@ -27,8 +27,13 @@ _NEVER: Final = 2**30  # above all indices of tokens
 
 @dataclass(frozen=True)
 class TimestampTokens:
-    """Tokens that the rules name: the first timestamp, the end of the text, tokens that are ``never`` chosen, and
-    tokens that are not chosen ``after_first``, behind the first timestamp of a sequence.
+    """Tokens that the rules name.
+
+    Attributes:
+        first: the first timestamp; all greater tokens are timestamps as well.
+        end: the end of the text.
+        never: tokens that are never chosen.
+        after_first: tokens that are not chosen behind a sequence's first timestamp.
     """
 
     first: int
@@ -108,7 +113,7 @@ def _without_forbidden(
 
 
 def _more_probable(ctx: Lowering, scores: Tensor, first: int) -> Tensor:
-    """Return the scores without text tokens where all timestamps together are more probable than each text token."""
+    """Return the scores, lowest for text tokens if all timestamps together are more probable than each of them."""
 
     def chosen(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         is_timestamp = row.index >= first

@@ -118,7 +118,7 @@ def pooled_by_gates(
 
 
 def best_first(ctx: Lowering, scores: Tensor, allowed: Predicate) -> Tensor:
-    """Argsort the last dimension of ``scores``, best first, indices that are not ``allowed`` last."""
+    """Argsort the last dimension of ``scores``, best first; a score that is NaN or not ``allowed`` counts as -inf."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return ranked(maps.source(scores).at(c), allowed(maps, c))

@@ -92,7 +92,7 @@ def mel_weight_matrix(
 
 
 _FEW = 32
-"""Maximum length of a DFT that is always evaluated directly, elements; longer composite lengths are factorized."""
+"""Maximum length of a DFT that is always evaluated directly, elements. Longer lengths are factorized if possible."""
 _LARGEST_DIVISOR = 2**16
 """Largest candidate divisor of a length: enough to factorize any composite length below 2**32."""
 

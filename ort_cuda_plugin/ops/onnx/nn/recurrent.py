@@ -224,7 +224,7 @@ def gru(
 def _lstm_cell(f: Activation, g: Activation, h: Activation, peepholes: Sequence[Scalar], input_forget: int) -> Cell:
     """Return an LSTM cell, with gates in the order input, output, forget, cell.
 
-    ``peepholes`` are the peephole weights of the first three gates, or empty.
+    ``peepholes`` are the peephole weights of the first three gates; empty: the cell has no peepholes.
     """
 
     def update(inputs: Gates, sums: Gates, hidden: Scalar, state: Scalar | None) -> tuple[Scalar, Scalar]:

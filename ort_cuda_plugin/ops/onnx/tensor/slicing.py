@@ -285,7 +285,7 @@ def _cut(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim]) -
 
 
 def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mode: str, fill: Tensor | None) -> Tensor:
-    """Add elements, or for negative counts remove them, at both ends of each dimension; ``fill`` None is 0."""
+    """Add elements, or for negative counts remove them, at both ends of each dimension; ``fill`` None: 0."""
     shape = [dim + begin + end for dim, begin, end in zip(x.shape, begins, ends, strict=True)]
     for dim in shape:
         require.least_dim(ctx, 0, **{"each dimension of the result": dim})
