@@ -323,7 +323,7 @@ static bool check_awaits(checker *c, uint32_t segment) {
   }
   while (upload < end && p->records[upload].kind != OCP_RECORD_UPLOAD)
     upload++;
-  return upload == end || ocp_plan_reject(c->error, "no record awaits upload %u", upload);
+  return upload == end || ocp_plan_reject(c->error, "no record awaits record %u, an upload", upload);
 }
 
 static bool check_record(checker *c, uint32_t index) {

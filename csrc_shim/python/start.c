@@ -269,12 +269,13 @@ static int initialize(const python_api *api, const char *interpreter, ocp_error 
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
     int *flag = dlsym(RTLD_DEFAULT, flags[i]);
     if (!flag)
-      return ocp_fail(error, ORT_FAIL, "Python at %s has no variable %s", interpreter, flags[i]);
+      return ocp_fail(error, ORT_FAIL, "Python at %s lacks the variable %s of the C API. Use CPython 3.11 or newer",
+                      interpreter, flags[i]);
     *flag = 1;
   }
   wchar_t *name = api->Py_DecodeLocale(interpreter, NULL); /* kept: Python refers to it */
   if (!name)
-    return ocp_fail(error, ORT_FAIL, "cannot decode the path %s", interpreter);
+    return ocp_fail(error, ORT_FAIL, "cannot decode the path of the Python interpreter: %s", interpreter);
   api->Py_SetProgramName(name);
   api->Py_InitializeEx(0);
   return ORT_OK;

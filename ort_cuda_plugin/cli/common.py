@@ -83,7 +83,7 @@ def output_file(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder. Give the path of a file in it")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written. Choose a file in an existing, writable folder")
+        raise argparse.ArgumentTypeError(f"{text} cannot be written. Choose another file, in a folder that exists")
     return path
 
 

@@ -76,8 +76,8 @@ def balanced(nodes: Sequence[Node], memory: Sequence[int]) -> dict[Node, int]:
         weights = {value.initializer for node in nodes for value in node.reads() if value.initializer is not None}
         raise StageError(
             f"device_ids: the weights of the model ({_megabytes(sum(each.nbytes for each in weights))}) do not fit "
-            f"into the available memory of the devices ({', '.join(map(_megabytes, memory))}), and weights may take "
-            f"{_WEIGHT_SHARE:.0%} of it. Use more devices"
+            f"into the available memory of the devices ({', '.join(map(_megabytes, memory))}): weights may take at "
+            f"most {_WEIGHT_SHARE:.0%} of a device's memory. Use more devices"
         )
     found: dict[Node, int] = {}
     for device, (first, last) in enumerate(pairwise(bounds)):

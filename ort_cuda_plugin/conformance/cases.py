@@ -148,7 +148,10 @@ def newest_ir_version() -> int:
         except Exception:
             continue
         return version
-    raise RuntimeError("ONNX Runtime loads no model at all")
+    raise RuntimeError(
+        f"ONNX Runtime {ort.__version__} loads no model of the IR versions 7 to {onnx.IR_VERSION}. Install another "
+        "onnxruntime"
+    )
 
 
 def _fed_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

@@ -102,7 +102,7 @@ class Context:
         if row is None:
             names = ", ".join(sorted(self.partitions)) or "none"
             raise ContextError(
-                f"{self.container.subject} has no partition {name!r}, only {names}. Compile the model again"
+                f"{self.container.subject} has no partition {name!r}. Its partitions: {names}. Compile the model again"
             )
         try:
             refitted = self._check_initializers(row, session.refits)

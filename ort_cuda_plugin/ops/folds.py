@@ -15,7 +15,7 @@ def in_order(initial: Values, step: Callable[[Values, Values], Values]) -> Reduc
     """Return the reduction that applies ``step`` to the elements in order, from ``initial`` on, in one thread."""
 
     def combine(a: Values, b: Values) -> Values:
-        raise TypeError("a sequential fold runs in one thread: it cannot combine partial results of several threads")
+        raise TypeError("a sequential fold runs in one thread, and cannot combine partial results. Report the model")
 
     return Reduction(lambda dtypes: initial, step, combine)
 

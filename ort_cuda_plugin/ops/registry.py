@@ -332,7 +332,11 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
         )
     serving = [entry for entry in versions if entry.since <= since_version]
     if not serving or (serving[-1].until is not None and since_version > serving[-1].until):
-        raise Unsupported("version", f"{qualified}-{since_version} is not implemented")
+        raise Unsupported(
+            "version",
+            f"{qualified}-{since_version} is not implemented; docs/operators.md lists the supported versions of "
+            f"{op_type}",
+        )
     return serving[-1]
 
 

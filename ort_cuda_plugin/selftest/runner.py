@@ -112,7 +112,7 @@ class Worker:
         except queue.Empty:
             self._process.kill()
             self._process.wait()
-            raise WorkerDied(f"no answer within {seconds:.0f} s") from None
+            raise WorkerDied(f"the process of the checks gave no answer within {seconds:.0f} s") from None
         if not line:
             raise WorkerDied(self._death())
         found: Event = json.loads(line)

@@ -123,7 +123,7 @@ def test_keys_without_a_meaning_are_checked_and_reported_where_they_ask_for_some
 @pytest.mark.parametrize("key", ["gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache"])
 def test_functions_of_the_application_that_allocate_are_refused(key: str) -> None:
     assert parse({key: "0"}) == parse({key: ""}) == (Options(), {})
-    with pytest.raises(OptionError, match=f"{key}='140000': device memory comes from the plugin's arena only"):
+    with pytest.raises(OptionError, match=f"{key}='140000': the plugin calls no allocation function of the app"):
         parse({key: "140000"})
 
 

@@ -263,11 +263,11 @@ REFUSED = {
     "CumSum": (
         "axis = Constant <value_int = 2> ()  sums = CumSum (present, axis)"
         "  part = ReduceMax <axes = [2], keepdims = 0> (sums)",
-        "node sums (CumSum): it reads 'present_key_self_0', which grows in each iteration; supported: ",
+        "node sums (CumSum): it reads 'present_key_self_0', which depends on the number of cached keys; supported: ",
     ),
     "ReduceMax": (
         "most = ReduceMax <keepdims = 0> (present)  part = Add (x, most)",
-        "node most (ReduceMax): it reduces all axes of input 0, which grows in each iteration; supported: ",
+        "node most (ReduceMax): axes is missing or empty, and input 0 grows in each iteration; supported: ",
     ),
     "Range": (
         "sizes = Shape <start = 2, end = 3> (present)  none = Constant <value_int = 0> ()"

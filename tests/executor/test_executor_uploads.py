@@ -131,7 +131,7 @@ wrong_plans = {
     "with a constant size": with_params(0, p2=Param.i64(0)),
     "a constant size and": with_params(0, p2=Param.i64(value=0)),
     "and without a condition": changed(0, condition_register=0),
-    "no record awaits upload 4": without(7),
+    "no record awaits record 4, an upload": without(7),
     "record 2 awaits record 1": changed(2, index=1),
     "record 5 awaits record 0": changed(5, index=0),
     "record 5 awaits record 4": changed(5, index=4),

@@ -293,16 +293,22 @@ def test_contradictions_are_refused_before_anything_runs() -> None:
         ({"nodes_featureids": [big, 0, 0]}, "the index of a feature in a tree must be in [0, "),
         (
             {"nodes_truenodeids": [7, 0, 0]},
-            "tree 0 must have each node that its parents name as a child, got node id 7, which does not exist",
+            "tree 0 must have each node that another node names as a child, got node id 7, which does not exist",
         ),
-        ({"nodes_truenodeids": [0, 0, 0]}, "each node of a tree must have one parent"),
+        (
+            {"nodes_truenodeids": [0, 0, 0]},
+            "each node of a tree must be a root or the child of one other node",
+        ),
         ({"nodes_nodeids": [0, 1, 1]}, "nodes_nodeids must be unique in each tree"),
         ({"nodes_treeids": [0, 1, 0]}, "tree 0 must have each node"),
         ({"nodes_modes": ["BRANCH_LEQ", "LEAF", "TWIG"]}, "got 'TWIG'"),
         ({"nodes_values": [0.0]}, "nodes_values must have the same length"),
         ({"target_ids": [0, 1]}, "the index of a target in a tree must be in [0, 1), got 1"),
         ({"target_ids": [0, -1]}, "the index of a target in a tree must be in [0, 1), got -1"),
-        ({"target_nodeids": [1, 9]}, "tree 0 must have each node with a weight, got node id 9, which does not exist"),
+        (
+            {"target_nodeids": [1, 9]},
+            "tree 0 must have each node to which a weight belongs, got node id 9, which does not exist",
+        ),
         ({"target_weights": [1.0]}, "weights must have the same length"),
         ({"n_targets": 0}, "n_targets must be in [1, "),
         ({"n_targets": 2**62}, "got 4611686018427387904"),
@@ -328,7 +334,7 @@ def test_trees_without_end_are_refused() -> None:
     with pytest.raises((Unsupported, NodeError), match="up to 4096 comparisons"):
         hostile(**attributes)
     cycle = {"nodes_modes": ["BRANCH_LEQ"] * 3, "nodes_truenodeids": [1, 2, 1], "nodes_falsenodeids": [2, 1, 2]}
-    with pytest.raises((InvalidModel, NodeError), match="must have one parent"):
+    with pytest.raises((InvalidModel, NodeError), match="must be a root or the child of one other node"):
         hostile(**cycle)
 
 

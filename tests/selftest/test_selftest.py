@@ -203,7 +203,7 @@ def test_a_check_that_ends_its_process_or_hangs_fails_by_name_and_the_next_one_r
     assert found == [("crashes with a schedule", "FAIL"), ("hangs", "FAIL"), ("loses", "FAIL")]
     assert "exit code 3: out of order" in report.results[0].reason
     assert [*map(str, quarantined_by(report.results))] == ["Relu f32"]
-    assert report.results[1].reason == "no answer within 2 s"
+    assert report.results[1].reason == "the process of the checks gave no answer within 2 s"
     assert "ended in check 'loses'" in report.ended
 
 

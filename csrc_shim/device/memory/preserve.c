@@ -54,7 +54,7 @@ static int save(ocp_touched *touched, ocp_stream *stream, ocp_error *error) {
     const ocp_error cause = *error;
     return ocp_fail(error, cause.code,
                     "ONNX Runtime repeats this Run until the Run is captured, so an input that shares memory with an "
-                    "output must be copied: %.600s",
+                    "output must be copied, and the allocation for the copy failed: %.600s",
                     cause.text);
   }
   const CUresult result = device->driver->MemcpyDtoDAsync(touched->copy, touched->start, bytes, stream->handle);

@@ -122,7 +122,9 @@ def execute(arguments: argparse.Namespace) -> int:
             found = estimate_optimized(model, gpu, shapes, values, constants, calibrated, arguments.weight_budget)
     except BudgetTooSmall as error:
         raise UserError(
-            ExitCode.USAGE, f"--weight-budget: too small for the weights of a step. Give at least {error.needed} bytes"
+            ExitCode.USAGE,
+            f"--weight-budget: got {arguments.weight_budget} bytes, expected at least {error.needed}, for weights that "
+            "must stay on the device and for the streamed weights that one step reads",
         ) from error
     except ShapeError as error:
         raise UserError(ExitCode.USAGE, f"--shapes: {error}") from error

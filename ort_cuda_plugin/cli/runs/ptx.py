@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the kernel's arguments, in their order: each a .npy file, a type and a shape of zeros (f32:64x100), "
         "or a type and a number (i32=100)",
     )
-    parser.add_argument("--kernel", metavar="NAME", help="the kernel to launch")
+    parser.add_argument(
+        "--kernel", metavar="NAME", help="the kernel to launch; default: none, which prints the kernels of the file"
+    )
     parser.add_argument(
         "--grid", metavar="X[,Y[,Z]]", type=sizes, default=(1, 1, 1), help="blocks of the grid (default: 1)"
     )
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shared", metavar="BYTES", type=int, default=0, help="bytes of dynamic shared memory (default: 0)"
     )
-    parser.add_argument("--no-check", action="store_true", help="do not check accesses to memory, which is faster")
+    parser.add_argument("--no-check", action="store_true", help="run faster, without checks of accesses to memory")
     parser.add_argument("--save", metavar="FOLDER", type=Path, help="save each array afterwards, as argument0.npy, ...")
 
 

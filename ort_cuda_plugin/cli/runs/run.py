@@ -46,7 +46,7 @@ _RUN_FAILED = "returned while running "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="timed runs after the first one (default 5)")
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="timed Runs after the first Run (default 5)")
     add_input_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 

@@ -459,7 +459,7 @@ class _Analysis:
         shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
         if shape is not None and len(shape) < 2 and self._may_become_channels_last(node):
             raise Unsupported(
-                "shape", "ONNX Runtime cannot convert a tensor of less than 2 dimensions to channels-last"
+                "shape", "ONNX Runtime cannot convert a tensor of fewer than 2 dimensions to channels-last"
             )
         self.lowering.lower(node)
         for result in node.outputs:

@@ -15,7 +15,7 @@ from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim
 from ...program.steps.tensor import Tensor
 from .body import GrowingBody, needed_input
-from .values import PAST, BeamOfKey, Growing, Sizes, after_past
+from .values import PAST, WHAT_PAST, BeamOfKey, Growing, Sizes, after_past
 
 _MASK_AXIS: Final = {2: 1, 3: 2}
 """Rank of a mask -> its axis of keys."""
@@ -91,7 +91,9 @@ def relative_position_bias(body: GrowingBody, node: Node) -> None:
             )
         extras.append(extra)
     if extras[0] != extras[1]:
-        raise InvalidModel(f"query_length must be key_length = {PAST + extras[1]!r}, got {PAST + extras[0]!r}")
+        raise InvalidModel(
+            f"query_length must be key_length = {PAST + extras[1]!r}, got {PAST + extras[0]!r} ({WHAT_PAST})"
+        )
     whole = body.ctx.host_tensor([body.capacity], (1,), DType.INT64)
     (result,) = body.results(node, {1: whole, 2: whole})
     table, distance = body.tensor(needed_input(node, 0)), node.attributes.get("max_distance")
@@ -134,8 +136,8 @@ def _check(
         if (found := inputs[index]) is not None and body.special(found) is not None:
             raise Unsupported(
                 "control-flow",
-                f"input {index} ({found.name!r}) grows in each iteration; supported: growth of K/V caches and masks "
-                "only",
+                f"input {index} ({found.name!r}) depends on the number of cached keys; supported: K/V caches and "
+                "masks that do, and no other inputs",
             )
     for given, tokens in _token_axes(body, inputs[:3]):
         if (dim := body.tensor(given).shape[tokens]) != 1:

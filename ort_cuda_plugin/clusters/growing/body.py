@@ -141,7 +141,8 @@ class GrowingBody:
             name = next(value.name for value in node.reads() if self.special(value) is not None)
             raise Unsupported(
                 "control-flow",
-                f"it reads {name!r}, which grows in each iteration; supported: the operators that docs/loops.md names",
+                f"it reads {name!r}, which depends on the number of cached keys; supported: the operators that "
+                "docs/loops.md names",
             )
         shared = [x for x in node.inputs if x is not None and (growing := self.growing(x)) and growing.is_shared]
         if shared and (node.domain, node.op_type) not in self._reads_buffers:
@@ -263,7 +264,6 @@ def known_integers(body: GrowingBody, node: Node, name: str, index: int) -> Sequ
     if found is None or not all(isinstance(x, int) for x in found):
         raise Unsupported(
             "control-flow",
-            f"{name} (input {index}, {value.name!r}) grows in each iteration or depends on contents of tensors; "
-            "supported: constants",
+            f"{name} (input {index}, {value.name!r}) depends on sizes or on contents of tensors; supported: constants",
         )
     return found

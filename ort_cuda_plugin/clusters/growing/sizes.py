@@ -75,8 +75,8 @@ def range_of_sizes(body: GrowingBody, node: Node) -> None:
     if not isinstance(delta, int) or delta != 1 or dtype not in _INTEGERS:
         raise Unsupported(
             "control-flow",
-            f"start or limit changes in each iteration, delta is {delta!r}, and the type is {dtype.short}; supported: "
-            "a delta of 1, of type i32 or i64",
+            f"an input depends on the number of cached keys, delta is {delta!r}, and the type is {dtype.short}; "
+            "supported: a delta of 1, of type i32 or i64",
         )
     count: Dim = limit - start
     first, extra = after_past(start), after_past(limit)

@@ -210,7 +210,7 @@ def _require_rows(body: GrowingBody, rows: Dim, last: Dim) -> None:
 
     The last step has capacity - 2 cached keys.
     """
-    what = "max_length must be at most 1 more than the number of rows in the decoder's table of positions"
+    what = f"max_length must be at most {2 - last!r} more than the number of rows in the decoder's table of positions"
     body.ctx.require(le(body.capacity - 2 + last, rows), what)
 
 
@@ -316,8 +316,8 @@ def _only_growing(body: GrowingBody, node: Node) -> Growing:
         grown = [index for index, value in enumerate(node.inputs) if body.special(value) is not None]
         raise Unsupported(
             "control-flow",
-            f"the inputs with the indices {grown} are tensors or sizes that grow in each iteration; supported: growth "
-            "of input 0, a tensor, only",
+            f"the inputs with the indices {grown} depend on the number of cached keys; supported: only input 0 does, "
+            "and is a tensor that grows in each iteration",
         )
     return x
 
@@ -331,7 +331,7 @@ def reduction(body: GrowingBody, node: Node) -> None:
     given = known_integers(body, node, "axes", 1)
     if not given:
         raise Unsupported(
-            "control-flow", "it reduces all axes of input 0, which grows in each iteration; supported: a list of axes"
+            "control-flow", "axes is missing or empty, and input 0 grows in each iteration; supported: a list of axes"
         )
     axes = normalize_axes(given, x.x.rank)
     keeps = node.attributes.get("keepdims", 1) != 0
@@ -383,8 +383,8 @@ def softmax(body: GrowingBody, node: Node) -> None:
     if node.since_version < 13 and axis != rank - 1:
         raise Unsupported(
             "control-flow",
-            f"input 0 grows in each iteration, and axis is {axis}, from which on a version before 13 computes softmax "
-            f"over all axes; supported: the last axis, {rank - 1}",
+            f"input 0 grows in each iteration, axis is {axis}, and Softmax before version 13 flattens the axes from "
+            f"there on; supported: the last axis, {rank - 1}",
         )
     inputs = {0: body.filled(x, axis, -math.inf)} if axis in x.axes else {}
     body.set(node.outputs[0], Growing(body.results(node, inputs)[0], x.axes))

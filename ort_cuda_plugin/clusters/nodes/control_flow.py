@@ -241,7 +241,7 @@ def _unrolled_or_on_device(
         if isinstance(error, UnknownRank) or error.reason == why.reason:
             raise
         raise Unsupported(
-            error.kind, f"{why.reason}; it cannot be a loop on the device either: {error.reason}"
+            error.kind, f"{why.reason}; the node cannot be a loop on the device either: {error.reason}"
         ) from error
 
 
@@ -386,7 +386,8 @@ def _scan_8(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]
     batched = _tensors(node, [*states, *sequences])
     if any(x.rank < 1 + (k >= len(states)) for k, x in enumerate(batched)):
         raise InvalidModel(
-            "Scan-8: state variables must have a batch dimension, scanned inputs a batch and a sequence dimension"
+            "Scan-8: state variables must have a batch dimension, scanned inputs a batch and a sequence dimension, "
+            f"got {len(states)} states and {len(sequences)} scanned inputs with the ranks {[x.rank for x in batched]}"
         )
     for x in batched[1:]:
         lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "Scan-8: all inputs must have the same batch size")

@@ -49,7 +49,10 @@ class EncoderDecoder:
                 "perhaps past_sequence_length, or also beam_width and cache_indirection",
             )
         if any(value.dtype is not DType.INT32 for value in self._shared):
-            raise InvalidModel("the decoder's inputs after its K/V caches must have the element type int32")
+            found = [value.dtype and value.dtype.name for value in self._shared]
+            raise InvalidModel(
+                f"the decoder's inputs after its K/V caches must have the element type INT32, got {found}"
+            )
         if (shape := self._decoder.inputs[0].shape) is None or len(shape) != 2 or shape[1] != 1:
             raise Unsupported(
                 "control-flow",
@@ -57,7 +60,9 @@ class EncoderDecoder:
                 "K/V cache holds the earlier ones",
             )
         if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
-            raise InvalidModel("the decoder's input K/V caches must have rank 4 and element type float32 or float16")
+            found = [(value.dtype and value.dtype.name, len(value.shape or ())) for value in self._caches]
+            wanted = "element type FLOAT32 or FLOAT16 and rank 4"
+            raise InvalidModel(f"the K/V caches that the decoder reads must have {wanted}, got {found}")
         encoder_names = ["encoder_input_ids", *names[1:]]
         self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
         if self._decodes_first:

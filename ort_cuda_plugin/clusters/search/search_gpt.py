@@ -158,7 +158,11 @@ class GptDecoder:
             )
         if any(value.dtype is not DType.INT32 for value in inputs[:_NUM_FIRST]):
             names = ", ".join(wanted[:_NUM_FIRST])
-            raise InvalidModel(f"{self._search.node.op_type}: the inputs {names} of the {name} must be int32")
+            found = [value.dtype and value.dtype.name for value in inputs[:_NUM_FIRST]]
+            raise InvalidModel(
+                f"{self._search.node.op_type}: the inputs {names} of the {name} must have the element type INT32, got "
+                f"{found}"
+            )
         caches: list[Cache] = []
         for value in inputs[_NUM_FIRST:]:
             shape = value.shape or ()

@@ -235,12 +235,15 @@ class StoredConstants:
         tensor = source.model.tensors.get(name)
         wanted = f"initializer {name!r} of type {DType(row['dtype']).name} and shape {row['shape']}"
         if tensor is None:
-            raise ContextError(f"{source.model.subject} has no {wanted}, which {self._container.subject} needs")
+            raise ContextError(
+                f"{source.model.subject} has no {wanted}, which {self._container.subject} needs; use the original "
+                "model, or compile the model again"
+            )
         if (tensor.dtype, tensor.dims) != (DType(row["dtype"]), tuple(row["shape"])):
             kind = "unknown" if tensor.dtype is None else tensor.dtype.name
             raise ContextError(
                 f"initializer {name!r} of {source.model.subject} has type {kind} and shape {list(tensor.dims)}; "
-                f"{self._container.subject} needs {wanted}"
+                f"{self._container.subject} needs {wanted}; use the original model, or compile the model again"
             )
         return source, tensor
 
@@ -260,7 +263,8 @@ class StoredConstants:
             count = 1 if row.get("repeats") else constant.size
             if len(view) != count * dtype.itemsize or constant.nbytes > _MAX_UNIFORM_BYTES:
                 raise self._container.damaged(
-                    f"array {row['array']}: got {len(view)} bytes for a constant of {constant.nbytes} bytes"
+                    f"array {row['array']}: got {len(view)} bytes for a constant of {constant.nbytes} bytes, expected "
+                    f"{count * dtype.itemsize} for a constant of at most {_MAX_UNIFORM_BYTES}"
                 )
             array = np.frombuffer(view, dtype.numpy)
             return np.full(dims, array[0]) if row.get("repeats") else array.reshape(dims)

@@ -234,7 +234,7 @@ class Container:
             if offset % ALIGNMENT or offset < end or offset + length > self._end:
                 raise self.damaged(
                     f"array {number} has {length} bytes at offset {offset}, expected a multiple of {ALIGNMENT} from "
-                    f"{end} on, and an end before the index at {self._end}"
+                    f"{end} on, and an end of at most {self._end}, where the index begins"
                 )
             end = offset + length
         return places

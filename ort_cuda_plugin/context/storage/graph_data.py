@@ -170,4 +170,4 @@ def _attribute(row: Json, constants: Sequence[Constant]) -> AttrValue:
         return value  # type: ignore[no-any-return]
     if kind == "values" and len({type(x) for x in value} | {int}) <= 2 and all(type(x) in (int, str) for x in value):
         return tuple(value)
-    raise ValueError(f"an attribute: got the kind {kind!r} and the value {value!r}")
+    raise ValueError(f"an attribute: got the kind {kind!r} with the value {value!r}, expected a matching pair")

@@ -25,7 +25,7 @@ def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None
     assert dtype is not None
     convert = f"{dtype.short}_to_f32() and f32_to_{dtype.short}()"
     raise TypeError(
-        f"kernel {name} computes with elements of parameter {number}, but it gets {dtype.name} elements as the "
+        f"kernel {name} computes with elements of parameter {number}, but the kernel gets {dtype.name} elements as the "
         f"bits in a uint16. Convert them by {convert}, or declare the parameter as Float32"
     )
 

@@ -212,7 +212,7 @@ def dim_of(size: Operand) -> Dim:
     if isinstance(size, np.integer):
         return int(size)
     if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"expected a size, got {size!r}")
+        raise TypeError(f"size: got {size!r}, expected an int or a Size")
     return size
 
 

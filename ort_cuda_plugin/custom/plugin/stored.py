@@ -37,7 +37,10 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
     )
     described = len(layout.inputs) + len(layout.outputs)
     if sum(layout.given) != len(layout.inputs) or len(layout.wild) != len(layout.outputs):
-        raise ValueError(f"stored callback of {label}: its numbers of inputs and outputs contradict their descriptions")
+        raise ValueError(
+            f"stored callback of {label}: got descriptions of {len(layout.inputs)} inputs and {len(layout.outputs)} "
+            f"outputs, expected {sum(layout.given)} and {len(layout.wild)}"
+        )
     if len(tensors) != described + layout.has_workspace:
         raise ValueError(
             f"stored callback of {label}: got {len(tensors)} tensors, expected {described + layout.has_workspace}"

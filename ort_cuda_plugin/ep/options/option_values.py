@@ -163,8 +163,8 @@ def _no_function(text: str) -> None:
     """Read the address of an allocation function of the application, which must be 0."""
     if text.strip() not in ("", "0"):
         raise ValueError(
-            "device memory comes from the plugin's arena only; leave it out or use 0 (arena.use_cuda_mempool=1 takes "
-            "memory from CUDA's pool instead, gpu_mem_limit limits it)"
+            "the plugin calls no allocation function of the application; leave the option out or use 0 "
+            "(arena.use_cuda_mempool=1 takes device memory from CUDA's pool, gpu_mem_limit limits device memory)"
         )
 
 

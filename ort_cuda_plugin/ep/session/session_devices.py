@@ -44,8 +44,9 @@ def chosen_devices(offered: Sequence[DeviceInfo], options: Options, api_version:
         )
     if options.device_id is not None and options.device_id not in [info.ordinal for info in given]:
         raise OptionError(
-            f"{EP_NAME} option device_id={options.device_id}: the session was given the device {_names(given)}; call "
-            "add_provider_for_devices once, with all devices of the session"
+            f"{EP_NAME} option device_id={options.device_id}: the session was given the device {_names(given)}. Pass "
+            f"device {options.device_id} to add_provider_for_devices, or leave out device_id; several devices need one "
+            "call of add_provider_for_devices"
         )
     if not options.device_ids:
         return given

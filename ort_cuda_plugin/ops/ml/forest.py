@@ -99,7 +99,8 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
     depths = _depths(nodes)
     nodes = _without_members(nodes)
     if nodes.count + nodes.leaves > _MAX_NODES:
-        raise require.unsupported("shape", "the number of nodes", nodes.count + nodes.leaves, f"up to {_MAX_NODES}")
+        what = "the number of comparisons and leaves of all trees"
+        raise require.unsupported("shape", what, nodes.count + nodes.leaves, f"up to {_MAX_NODES}")
     own = np.arange(nodes.count, nodes.count + nodes.leaves)
     no = np.zeros(nodes.leaves, np.int64)
     order = np.argsort(leaves, kind="stable")
@@ -158,7 +159,8 @@ def _depths(nodes: Nodes) -> Ints:
     inner = nodes.children[nodes.children < nodes.count]
     ways = np.bincount(np.concatenate([inner, nodes.roots[nodes.roots < nodes.count]]), minlength=nodes.count)
     if (ways > 1).any():
-        raise require.violation("each node of a tree", "have one parent", f"several parents of node {ways.argmax()}")
+        found = f"{ways.max()} references to the node at index {ways.argmax()}"
+        raise require.violation("each node of a tree", "be a root or the child of one other node", found)
     steps = _steps(nodes)
     depths = np.zeros(len(nodes.roots), np.int64)
     trees, reached, so_far = np.arange(len(nodes.roots)), nodes.roots, depths.copy()
@@ -166,7 +168,9 @@ def _depths(nodes: Nodes) -> Ints:
         np.maximum.at(depths, trees, so_far)
         deepest = int(depths.max())
         if deepest > MAX_DEPTH:
-            raise require.unsupported("shape", "the depth of a tree", deepest, f"up to {MAX_DEPTH} comparisons")
+            raise require.unsupported(
+                "shape", "the depth of a tree", f"at least {deepest}", f"up to {MAX_DEPTH} comparisons"
+            )
         is_inner = reached < nodes.count
         trees, reached, so_far = trees[is_inner], reached[is_inner], so_far[is_inner]
         trees, so_far = np.repeat(trees, 2), np.repeat(so_far + steps[reached], 2)

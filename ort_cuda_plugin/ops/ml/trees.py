@@ -255,7 +255,7 @@ def _tree_lists(
 
     inner = np.flatnonzero(~is_leaf)
     children = [
-        index[names.find(of_trees[inner], np.array(ids, np.int64)[inner], "that its parents name as a child")]
+        index[names.find(of_trees[inner], np.array(ids, np.int64)[inner], "that another node names as a child")]
         for ids in (nodes_truenodeids, nodes_falsenodeids)
     ]
     roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
@@ -271,7 +271,7 @@ def _tree_lists(
         index[roots],
         int(is_leaf.sum()),
     )
-    weighted = names.find(np.array(treeids, np.int64), np.array(nodeids, np.int64), "with a weight")
+    weighted = names.find(np.array(treeids, np.int64), np.array(nodeids, np.int64), "to which a weight belongs")
     kept = np.flatnonzero(is_leaf[weighted])
     leaves = index[weighted[kept]] - len(inner)
     return make_forest(nodes, leaves, np.array(ids, np.int64)[kept], weights[kept], num_targets)

@@ -217,7 +217,9 @@ def cache_of(
         raise require.violation(what, wanted, given.short)
     if (kind == "NONE") != (scale is None) or (kind == "NONE") == (given in QUANTIZED):
         wanted = f"have a quantized element type and a scale if {what[0]}_quant_type is not 'NONE', else neither"
-        found = f"{kind!r}, element type {given.short} and {'no' if scale is None else 'a'} scale"
+        found = (
+            f"{what[0]}_quant_type = {kind!r}, element type {given.short} and {'no' if scale is None else 'a'} scale"
+        )
         raise require.violation(what, wanted, found)
     if scale is None and given is not dtype:
         raise require.unsupported("dtype", f"the element type of {what}", given.short, f"that of query, {dtype.short}")
@@ -399,7 +401,8 @@ def paged_attention(
     require.one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
     require.least(0, v_head_size=v_head_size)
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
-        raise require.unsupported("op", "the output of an updated K/V cache", "left out", "nodes with this output")
+        wanted = "nodes with both, or with output 1 alone if kv_cache_layout is 'LATENT'"
+        raise require.unsupported("op", "output 1 or 2, an updated K/V cache,", "left out", wanted)
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
         wanted = "have kv_num_heads = 1 and a key, but neither value nor value_cache"
         found = f"kv_num_heads = {kv_num_heads} and {require.named(key=key, value=value, value_cache=value_cache)}"

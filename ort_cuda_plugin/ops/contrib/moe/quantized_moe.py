@@ -173,9 +173,10 @@ def _check_block(kind: str, block: int) -> int:
     if block <= 0:
         return 0
     if block & (block - 1) or (kind == "int" and block < BLOCK):
-        raise require.violation("block_size", f"be a power of two, for quant_type 'int' of at least {BLOCK}", block)
+        wanted = f"be 0 (no blocks) or a power of two, of at least {BLOCK} if quant_type is 'int'"
+        raise require.violation("block_size", wanted, block)
     if block < BLOCK:
-        raise require.unsupported("attribute", f"block_size for quant_type {kind!r}", block, f"0 and at least {BLOCK}")
+        raise require.unsupported("attribute", f"block_size for quant_type {kind!r}", block, f"0, or at least {BLOCK}")
     return block
 
 
@@ -226,7 +227,7 @@ def qmoe(
     require.rank(3, fc1_experts_weights=fc1_experts_weights, fc2_experts_weights=fc2_experts_weights)
     if fc3_experts_weights is None and any(x is not None for x in (fc3_experts_bias, fc3_scales, fc3_zero_points)):
         wanted = "be left out if fc3_experts_weights is left out"
-        raise require.violation("biases, scales and zero points of fc3", wanted, "one of them")
+        raise require.violation("fc3_experts_bias, fc3_scales and fc3_zero_points", wanted, "at least one of them")
     if fc3_experts_weights is not None and quant_type != "int" and not (quant_type == "fp8" and block_size > 0):
         wanted = "be 'int', or 'fp8' with block_size above 0, if fc3_experts_weights is given"
         raise require.violation("quant_type", wanted, f"{quant_type!r} with block_size = {block_size}")

@@ -143,7 +143,7 @@ def nhwc_conv(ctx: Lowering, x: T, w: T, b: T | None = None, **attributes: Unpac
 def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcast: int, axis: int = 1) -> Tensor:
     """Return softmax(data + bias) over all dimensions from ``axis`` on, as Softmax before version 13."""
     if bias.rank > data.rank or (is_inner_broadcast and bias.rank != data.rank):
-        wanted = f"{data.rank}, as data has, or with is_inner_broadcast = 0 also less"
+        wanted = f"{data.rank}, the rank of data, or a lower rank if is_inner_broadcast is 0"
         raise require.unsupported("shape", "the rank of bias", bias.rank, wanted)
     total = sum_like_first(ctx, data, bias)
     return row_map(ctx, softmax_row, range(normalize_axis(axis, data.rank), data.rank), total)[0]

@@ -42,7 +42,7 @@ def _gates(ctx: Lowering, gates: Tensor, streams: Tensor) -> Tensor:
         gates = reshape(ctx, gates, (*outer, branches, 1 if each else width))
     else:
         expected = f"have rank {streams.rank} or {streams.rank - 1}"
-        raise require.violation("pre_mix and post_mix", expected, f"rank {gates.rank}")
+        raise require.violation("the input pre_mix or post_mix", expected, f"rank {gates.rank}")
     return expand(ctx, gates, streams.shape)
 
 

@@ -92,7 +92,7 @@ def qordered_attention(
     for order, wanted in ((order_input, ordered.ROW), (order_weight, ordered.COL), (order_output, ordered.ROW)):
         ordered.check_order(order, wanted)
     if past is not None or attention_bias is not None or unidirectional:
-        what = "one of past, attention_bias and unidirectional"
+        what = "past, attention_bias or unidirectional = 1"
         raise require.unsupported("attribute", what, "given", "none of them")
     if scale_scores is None or scale_softmax is None:
         given = require.named(scale_QKT_gemm=scale_scores, scale_QKT_softmax=scale_softmax)

@@ -78,7 +78,7 @@ def _auxiliary(
     if not is_selected:
         return None, None
     if key is None or (value is None and not shared):
-        wanted = "be given if attention reads the auxiliary cache (with auxiliary_kv_shared = 1 auxiliary_key alone)"
+        wanted = "be given if selected_kv_source is 'auxiliary' (auxiliary_key alone if auxiliary_kv_shared is 1)"
         given = require.named(auxiliary_key=key, auxiliary_value=value)
         raise require.violation("auxiliary_key and auxiliary_value", wanted, given)
     return key, key if value is None else value
@@ -131,7 +131,7 @@ def sparse_paged_attention(
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     require.one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
     if not is_used(ctx, 1) or not is_used(ctx, 2):
-        raise require.unsupported("op", "the output of an updated K/V cache", "left out", "nodes with this output")
+        raise require.unsupported("op", "output 1 or 2, an updated K/V cache,", "left out", "nodes with both outputs")
     from_main = selected_kv_source == "main"
     q, k, v = paged.heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]

@@ -134,8 +134,11 @@ def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tens
     """Return the length of index tuples, derived from ranks since the dimension may be unknown."""
     length = data.rank + indices.rank - 1 - updates.rank
     if not 0 < length <= data.rank or indices.rank == 0:
-        wanted = f"have a rank that leaves 1 to {data.rank} entries for each index tuple"
-        raise require.violation("updates", wanted, f"rank {updates.rank} with indices of rank {indices.rank}")
+        wanted = (
+            f"have ranks i of at least 1 and u, with {data.rank} + i - 1 - u, the length of index tuples, from 1 to "
+            f"{data.rank}"
+        )
+        raise require.violation("indices and updates", wanted, f"i = {indices.rank} and u = {updates.rank}")
     require.dim(ctx, -1, length, indices=indices)
     return length
 
