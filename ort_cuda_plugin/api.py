@@ -107,8 +107,8 @@ def described_by(ep_device: ort.OrtEpDevice) -> DeviceInfo:
     """
     if not _is_ours(ep_device):
         raise ValueError(
-            f"device: expected one that ort_cuda_plugin.register returns, got one of {ep_device.ep_name} from another "
-            "library"
+            f"device: expected a device that ort_cuda_plugin.register returns, got a device of {ep_device.ep_name} in "
+            "another library"
         )
     return _info(ep_device)
 
@@ -352,7 +352,7 @@ def placement(
     except NoProviderError as error:
         return Placement(error.verdicts, {})
     if provider.failure:
-        raise RuntimeError(f"the model: {get_ep_name()} could not analyze it: {provider.failure}")
+        raise RuntimeError(f"{get_ep_name()} could not analyze the model: {provider.failure}")
     return Placement(_with_providers(provider.verdicts, session), provider.values)
 
 

@@ -254,7 +254,7 @@ def _describe(array: Any, what: str) -> ArrayMemory:
         return _from_interface(array, array.__cuda_array_interface__, what)
     raise TypeError(
         f"{what}: expected an array in CUDA memory, with __cuda_array_interface__ or __dlpack__; got "
-        f"{type(array).__name__}. Bind an array in host memory with IOBinding.bind_cpu_input"
+        f"{type(array).__name__}. For host memory use IOBinding.bind_cpu_input or IOBinding.bind_output"
     )
 
 
@@ -346,7 +346,8 @@ def _device_of(address: int, size: int, what: str) -> Device:
             raise CudaError("PointerGetAttribute", result, driver_error_text(driver, result))
     if size == 0:
         raise ValueError(
-            f"{what}: the device of an array without elements is unknown. Bind a NumPy array of the same shape instead"
+            f"{what}: the device of an array without elements is unknown. Bind an input by IOBinding.bind_cpu_input, "
+            "as a NumPy array of the same shape, an output by IOBinding.bind_output"
         )
     raise ValueError(
         f"{what}: address {address:#x} of the array is not in the memory of any {get_ep_name()} device. Copy the array "

@@ -40,8 +40,8 @@ void ocp_device_released(ocp_device *device, CUresult result, const char *call) 
     return;
   char text[1200];
   snprintf(text, sizeof text,
-           "%s. What the call should have released counts as used until the process ends. Restart the process if it "
-           "runs out of memory; further failures of the call are not logged",
+           "%s. What the call should have released counts as used until the process ends. Restart the process if the "
+           "process runs out of memory; further failures of the call are not logged",
            error.text);
   ocp_log(ORT_LOGGING_LEVEL_WARNING, text, OCP_EP_NAME);
 }

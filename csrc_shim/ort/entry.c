@@ -41,7 +41,7 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
   if (!api)
     return ocp_fail(
         error, ORT_FAIL,
-        "ONNX Runtime %s does not offer API version %u, although it is not older. Install onnxruntime again",
+        "ONNX Runtime %s does not offer API version %u, which its version number includes. Install onnxruntime again",
         api_base->GetVersionString(), version);
   if (atomic_load(&live_factories) > 0 && api != ocp_api)
     return ocp_fail(error, ORT_FAIL,

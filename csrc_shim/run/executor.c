@@ -342,7 +342,7 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
     instance->bases[r->num_inputs + index] = (uint64_t)(uintptr_t)data;
   }
   if (ocp_aliasing_resolve(instance, segment, r->stream, r->error) != ORT_OK)
-    return name_subject(r, "outputs in memory that they share with inputs");
+    return name_subject(r, "outputs that share memory with inputs");
   if (ocp_aliasing_preserve(instance, segment, r->inputs, r->stream, r->error) != ORT_OK)
     return r->error->code;
   if (r->wants_replay) {

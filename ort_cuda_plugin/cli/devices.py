@@ -50,7 +50,7 @@ def find_device(choice: str) -> bool:
 
         found, why = ([], "") if choice == "emulated" else cuda_devices()
         if choice == "cuda" and not found:
-            raise UserError(ExitCode.UNAVAILABLE, f"no CUDA device: {why}. To use the emulated device, add --emulate")
+            raise UserError(ExitCode.UNAVAILABLE, f"no CUDA device: {why}. Use the emulated device: --device emulated")
         return not found
 
 

@@ -102,7 +102,7 @@ def machine_findings(machine: Machine) -> Iterator[Finding]:
             "architecture",
             f"aarch64, {board or 'Jetson'}{f', {release}' if release else ''}",
             "the driver is part of JetPack: CUDA 13 needs JetPack 7. Host and device share one memory, so limit the"
-            " plugin's with the option arena.max_mem",
+            " plugin's memory with the option arena.max_mem",
         )
     else:
         yield note(

@@ -56,7 +56,8 @@ class MemoryHandle:
         itemsize = DTYPES[self.dtype].itemsize
         if type(self.offset) is not int or self.offset < 0 or self.offset % itemsize:
             raise ValueError(
-                f"offset of the handle: got {self.offset!r}, expected a multiple of the element size, {itemsize} bytes"
+                f"offset of the handle: got {self.offset!r}, expected 0 or a positive multiple of the element size, "
+                f"{itemsize} bytes"
             )
         if self.offset + self.nbytes > _MAX_BYTES:
             raise ValueError(

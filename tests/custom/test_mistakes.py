@@ -100,7 +100,7 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     "no such axis": (lambda ctx, x: permute(ctx, x, [0, 2]), "axis: got 2, expected one in [-2, 2)"),
     "another type": (
         per_place(lambda a: a, DType.INT64),
-        "element of a result: got type FLOAT32, expected INT64. cast() it",
+        "element of a result: got type FLOAT32, expected INT64. cast() the element",
     ),
     "too many": (lambda ctx, x: (x, x), "my.domain::Tried-1 returned 2 outputs, expected 1"),
     "an end of the program": (lambda ctx, x: exit(1), "failed with SystemExit"),

@@ -307,7 +307,7 @@ REFUSED = {
     "rows of unknown rank": (
         """(float[4] x, int64 n) => (float[4] a, float[k, 4] b) { a, b = Loop(n, , x) <body = step
         (int64 i, bool on, float[] s) => (bool on, float[] t, float[] t) { t = Add(s, x) }> }""",
-        "the model does not declare the shape of the body's result",
+        "the model does not declare the shape or the type of the body's result",
     ),
     "a state that grows": (
         """(float[m, 4] x, int64 n) => (float[k, 4] a) { a = Loop(n, , x) <body = step

@@ -315,7 +315,7 @@ def test_rows_of_no_iteration_need_a_declared_shape() -> None:
     graph = read_model(parse(text))
     assert analyze(graph, DeviceProperties(), NO_DEVICE_LOOPS)[-1].reason == ""  # q is 0, as in ONNX Runtime
     graph.nodes[-1].subgraphs["body"].outputs[-1].shape = None
-    unknown = "no iteration runs, and the model does not declare the shape of the body's result 'row'"
+    unknown = "no iteration runs, and the model does not declare the type and all sizes of the body's result 'row'"
     assert analyze(graph, DeviceProperties(), NO_DEVICE_LOOPS)[-1].reason.startswith(unknown)
     graph.nodes[-1].subgraphs["body"].outputs[-1].shape = (4,)
     assert unknown not in analyze(graph, DeviceProperties(), NO_DEVICE_LOOPS)[-1].reason

@@ -385,7 +385,7 @@ def test_exec_uses_the_emulated_device_only_if_asked() -> None:
     refused = executed(*program, device=())
     assert (refused.returncode, refused.stdout) == (3, "")
     assert "no CUDA device" in refused.stderr
-    assert "To use the emulated device, add --emulate" in refused.stderr
+    assert "Use the emulated device: --device emulated" in refused.stderr
     for device, value in ((("--device", "auto"), "0"), (("--emulate",), "0"), ((), "1")):
         done = executed(*program, device=device, env={"ORT_CUDA_PLUGIN_EMULATE": value})
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -43,10 +43,11 @@ void ocp_arena_dump(const ocp_arena *arena, char *text, size_t room) {
         largest = chunk->size;
     }
   }
-  size_t used = (size_t)snprintf(text, room,
-                                 "the arena holds %zu regions of %zu bytes, of which %zu of %zu bytes are reserved for "
-                                 "weights; the largest chunk that is not in use has %zu bytes. Chunks by size:",
-                                 regions, bytes, reserved, reserved_bytes, largest);
+  size_t used =
+      (size_t)snprintf(text, room,
+                       "the arena holds %zu regions of %zu bytes in all; %zu of them (%zu bytes) are reserved "
+                       "for weights; the largest chunk that is not in use has %zu bytes. Chunks by size:",
+                       regions, bytes, reserved, reserved_bytes, largest);
   for (unsigned log2 = 0; log2 < NUM_BINS && used + LINE_BYTES < room; log2++) {
     const bin *of = &bins[log2];
     if (of->in_use + of->waiting + of->idle == 0)

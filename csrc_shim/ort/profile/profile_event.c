@@ -310,7 +310,8 @@ OrtStatus *ocp_profile_write(ocp_profile *profile, OrtProfilingEventsContainer *
   if (profile->num_lost) {
     char line[160];
     snprintf(line, sizeof line,
-             "the profile lacks %zu device events, because it has as many as ONNX Runtime's limit for its own events",
+             "the profile lacks %zu device events: the plugin keeps at most 2^20, fewer if host memory is exhausted. "
+             "Profile fewer Runs",
              profile->num_lost);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, OCP_EP_NAME);
   }

@@ -164,7 +164,7 @@ def _kernel_texts(
     if not arguments.check:
         return KernelTexts(arguments.ptx or "", ptx)
     if not emulate:
-        raise UserError(ExitCode.USAGE, "--check needs the emulated device: add --emulate")
+        raise UserError(ExitCode.USAGE, "--check needs the emulated device: use --device emulated")
     given = _feeds(arguments.model, path, arguments.shapes) if arguments.shapes else []
     with waiting(Console(stderr=True), "running in the checking mode"):
         finding = checked_run(path, arguments.operators or (), given[0] if given else {})

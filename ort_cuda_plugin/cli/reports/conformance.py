@@ -80,7 +80,9 @@ def execute(arguments: argparse.Namespace) -> int:
     patterns = arguments.patterns or ["*"]
     emulate = find_device(arguments.device)
     if not emulate and (arguments.check or arguments.lowering or arguments.adversarial is not None):
-        raise UserError(ExitCode.USAGE, "--check, --adversarial and --lowering need the emulated device. Add --emulate")
+        raise UserError(
+            ExitCode.USAGE, "--check, --adversarial and --lowering need the emulated device. Leave out --device"
+        )
     mode = Mode(
         arguments.optimized,
         arguments.check,
@@ -93,7 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(
             ExitCode.USAGE,
             "--write runs all tests on the emulated device, with and without --optimized. Leave out names of tests, "
-            "--optimized, --check, --single-nodes, --lowering and --adversarial; if there is a GPU, add --emulate",
+            "--optimized, --check, --single-nodes, --lowering, --adversarial and --device",
         )
     if arguments.jobs < 1:
         raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: must be at least 1")

@@ -276,8 +276,8 @@ def _loop_on_device(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[
 def _no_rows(ctx: Lowering, declared: Value) -> Tensor:
     """Return the stacked values of a Loop that runs no iteration. As in ONNX Runtime, symbolic dimensions are 0."""
     if declared.dtype is None or declared.shape is None:
-        reason = f"the model does not declare the shape of the body's result {declared.name!r}, which the Loop may need"
-        raise Unsupported("control-flow", f"{reason} if no iteration runs")
+        reason = f"the model does not declare the shape or the type of the body's result {declared.name!r}"
+        raise Unsupported("control-flow", f"{reason}, which the Loop needs if no iteration runs")
     return ctx.empty((0, *(dim if isinstance(dim, int) else 0 for dim in declared.shape)), declared.dtype)
 
 
@@ -458,7 +458,8 @@ def _stacked(lowering: BodyLowering, parts: Sequence[Tensor], axis: int, declare
         if declared.dtype is None or declared.shape is None or len(shape) != len(declared.shape):
             raise Unsupported(
                 "control-flow",
-                f"no iteration runs, and the model does not declare the shape of the body's result {declared.name!r}",
+                "no iteration runs, and the model does not declare the type and all sizes of the body's result "
+                f"{declared.name!r}",
             )
         shape.insert(normalize_axis(axis, len(shape) + 1), 0)
         return ctx.empty(shape, declared.dtype)

@@ -216,7 +216,7 @@ class _Loop:
             raise Unsupported(
                 "control-flow",
                 f"{self.plan.node.op_type} stacks values of its iterations, whose number is unknown before the last "
-                "one; supported: a trip count that the host knows, and a constant condition",
+                "one; supported: a trip count that the host knows, and a body whose condition is always true",
             )
         x = ctx.contiguous(ctx.materialize(_tensor(self.plan.node, value)))
         _refuse_packed(x)

@@ -120,6 +120,7 @@ def import_compiler() -> Any:
         raise ImportError(
             f"a kernel has to be compiled, and the compiler is not installed ({error}). "
             '`pip install "ort-cuda-plugin[cpu]"` installs it for the emulated device, `[cuda]` or `[gpu]` for GPUs; '
-            "without it kernels come from a kernel cache that a process with the same version of the plugin has filled",
+            "without a compiler, kernels come from a kernel cache that a process with the same version of the plugin "
+            "has filled",
             name=error.name,
         ) from error

@@ -66,7 +66,7 @@ def call(b: Builder, ins: Instruction) -> None:
     given_of = zip((*results, *arguments), (*function.results, *function.parameters), strict=True)
     for given, variable in given_of:
         if variable.space != "param" or not isinstance(given, Register) or given.name not in b.parameters:
-            raise ins.error("only arguments of the state space .param are supported")
+            raise ins.error("only arguments and results of the state space .param are supported")
         memory.append(f"ptr {b.parameters[given.name]}")
     if not function.is_defined:
         EXTERNAL[callee.name](b, [each.removeprefix("ptr ") for each in memory])
@@ -78,7 +78,7 @@ def call_by_address(b: Builder, ins: Instruction, callee: Register, given: Seque
     """Call the function whose address is in a register: a switch over functions whose parameters fit the call."""
     memory = [b.parameters.get(each.name, "") if isinstance(each, Register) else "" for each in given]
     if not all(memory):
-        raise ins.error("only arguments of the state space .param are supported")
+        raise ins.error("only arguments and results of the state space .param are supported")
     sizes = {each.name: each.size for each in b.function.variables}
     wanted = [sizes.get(each.name) for each in given if isinstance(each, Register)]
     candidates = [

@@ -219,8 +219,8 @@ class StoredConstants:
             tensor = source.model.tensors.get(name)
             if tensor is None or source.digest(tensor) != digest:
                 raise ContextError(
-                    f"initializer {name!r} of {source.model.subject} has new contents, but the context may hold "
-                    "constants that ONNX Runtime computed from the old contents; compile the model again"
+                    f"initializer {name!r} of {source.model.subject} is missing or has new contents, but the context "
+                    "may hold constants that ONNX Runtime computed from the old contents; compile the model again"
                 )
 
     def _source(self, number: Any) -> Source:

@@ -94,8 +94,8 @@ def check_name(name: str, subject: str) -> PurePosixPath:
     relative = PurePosixPath(name)
     if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
         raise ContextError(
-            f"{subject}: got the path {name!r}, expected a relative path without '..' and backslashes, which stays "
-            "inside the model's folder"
+            f"{subject}: got the path {name!r}, expected a relative path without '..', backslashes and NUL, which is "
+            "not empty and stays inside the model's folder"
         )
     return relative
 

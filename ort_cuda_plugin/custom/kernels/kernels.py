@@ -188,7 +188,7 @@ def launch(
             raise Unsupported(
                 "op",
                 f"kernel {kernel.name}{of_node} is a cubin, and has no counterpart in Numba or NumPy that the "
-                "emulated device can run. Give it one, or run on a GPU",
+                "emulated device can run. Give the kernel a counterpart, or run on a GPU",
             )
     x, y, z = blocks
     bx, by, bz = threads

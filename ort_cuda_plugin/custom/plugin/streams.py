@@ -174,7 +174,7 @@ class RunStream:
             if kernel.needs_gpu:
                 raise TypeError(
                     f"kernel {kernel.name} is a cubin, and has no counterpart in Numba or NumPy that the emulated "
-                    "device can run. Give it one, or run on a GPU"
+                    "device can run. Give the kernel a counterpart, or run on a GPU"
                 )
             if function := kernel.numpy_twin:
                 self._call_numpy(function, blocks, args)

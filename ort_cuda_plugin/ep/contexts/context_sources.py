@@ -90,7 +90,7 @@ class SourceFinder:
         subject = f"source model {file!r}"
         if folder is None or not file:
             raise ContextError(
-                f"the compiled model has no weights, and the folder of its {subject} is not known: set "
+                f"the compiled model has no weights, and the path of its {subject} is not known: set "
                 "ep.context_source_model_path to the path of the source model"
             )
         try:

@@ -484,7 +484,9 @@ def gather_into(
 def _element_of(tensor: Tensor, value: object) -> Scalar:
     element = expression(value)
     if element.dtype is not tensor.dtype:
-        raise TypeError(f"element of a result: got type {element.dtype.name}, expected {tensor.dtype.name}. cast() it")
+        raise TypeError(
+            f"element of a result: got type {element.dtype.name}, expected {tensor.dtype.name}. cast() the element"
+        )
     return element
 
 

@@ -42,7 +42,9 @@ class DeviceArray:
         """
         made = DeviceArray(self.address + offset, tuple(shape), dtype, self.stream)
         if offset < 0 or offset + made.nbytes > self.nbytes:
-            raise ValueError(f"view: got bytes {offset} to {offset + made.nbytes}, expected at most {self.nbytes}")
+            raise ValueError(
+                f"view: got bytes {offset} to {offset + made.nbytes}, expected a range in 0 to {self.nbytes}"
+            )
         return made
 
     @property
