@@ -77,7 +77,7 @@ def balanced(nodes: Sequence[Node], memory: Sequence[int]) -> dict[Node, int]:
         raise StageError(
             f"device_ids: the weights of the model ({_megabytes(sum(each.nbytes for each in weights))}) do not fit "
             f"into the available memory of the devices ({', '.join(map(_megabytes, memory))}): weights may take at "
-            f"most {_WEIGHT_SHARE:.0%} of a device's memory. Use more devices"
+            f"most {_WEIGHT_SHARE:.0%} of each device's available memory. Use more devices, or devices with more memory"
         )
     found: dict[Node, int] = {}
     for device, (first, last) in enumerate(pairwise(bounds)):

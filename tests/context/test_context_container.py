@@ -181,7 +181,7 @@ def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
         "door/c.bin": "leaves the model's folder",
         "pipe": "is not a regular file",
         "sub": "is not a regular file",
-        "missing.bin": "put the file into this folder",
+        "missing.bin": "put a readable file into this folder",
     }
     for name, reason in refused.items():
         with pytest.raises(ContextError, match=reason):

@@ -93,7 +93,7 @@ def test_what_cannot_be_shared_is_told(tmp_path: Path, capsys: pytest.CaptureFix
         (tmp_path / name / "m.onnx").write_bytes(row_model())
     first, second = (str(tmp_path / name / "m.onnx") for name in ("a", "b"))
     for arguments, said in (
-        ([second], "the same name m_ctx.onnx"),
+        ([second], "the same name: m_ctx.onnx"),
         ([str(tmp_path / "none.onnx")], "none.onnx"),
         ([], "expected"),
     ):
@@ -183,7 +183,7 @@ def test_the_workspace_ends_with_its_last_session(tmp_path: Path) -> None:
     options = settings(last, {"context_allow_host_code": "1"})
     second = ort.InferenceSession(str(tmp_path / "second_ctx.onnx"), options)
     binary.unlink()
-    with pytest.raises(Exception, match=r"INVALID_GRAPH.*cannot be read in .*put the file into this folder"):
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*cannot be read in .*put a readable file into this folder"):
         shared_session(tmp_path / "second_ctx.onnx")
     for session in (first, second):
         session.run(None, {"x": rows(1, 1)})

@@ -89,7 +89,7 @@ def test_errors_of_contexts_are_those_of_fused_nodes(tmp_path: Path) -> None:
     onnx.save(annotated(compile_model(SOURCE, path)), path)
     for each in tmp_path.glob("*.bin"):
         each.unlink()
-    with pytest.raises(Exception, match=r"INVALID_GRAPH.*cannot be read in .*put the file into this folder"):
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*cannot be read in .*put a readable file into this folder"):
         session(path, {ANNOTATIONS: "cpu(host)"})
 
 

@@ -358,4 +358,4 @@ def test_weights_and_a_mempool_have_one_limit_and_one_maximum() -> None:
     run(first)
     assert stats()["MaxInUse"] == before == 3 * 40192, stats()
     """
-    assert "this process uses 120576 (120576 at most, weights 40192)" in run(code)
+    assert "this process uses 120576 (peak 120576, weights 40192)" in run(code)

@@ -261,7 +261,7 @@ static int out_of_memory(ocp_device *device, int memory, size_t bytes, ocp_error
       snprintf(of_device, sizeof of_device, "; %zu of the device's %zu are free", free_bytes, total);
   }
   return ocp_fail(error, ORT_RUNTIME_EXCEPTION,
-                  "out of memory %s: %zu bytes wanted; this process uses %lld (%lld at most, weights %lld) of the %lld "
+                  "out of memory %s: %zu bytes wanted; this process uses %lld (peak %lld, weights %lld) of the %lld "
                   "bytes that it holds%s%s. Release sessions or tensors, use smaller inputs%s",
                   where, bytes, (long long)stats.in_use, (long long)stats.max_in_use, (long long)stats.weights,
                   (long long)stats.total, limit, of_device, *limit ? ", or raise the limit (arena.max_mem)" : "");

@@ -80,7 +80,8 @@ class ModelFolder:
         except OSError as error:
             why = error.strerror or "it is not a regular file"
             raise ContextError(
-                f"{subject} cannot be read in the folder {str(self.path)!r}: {why}; put the file into this folder"
+                f"{subject} cannot be read in the folder {str(self.path)!r}: {why}; put a readable file into this "
+                "folder"
             ) from error
 
 

@@ -89,7 +89,8 @@ class RunStream:
         """Implement `CallStream.copy`. Raises TypeError for different sizes, DriverError if the driver refuses it."""
         if destination.nbytes != source.nbytes:
             raise TypeError(
-                f"cannot copy an array of {source.nbytes} bytes into an array of {destination.nbytes} bytes"
+                f"cannot copy an array of {source.nbytes} bytes into an array of {destination.nbytes} bytes, expected "
+                "equal sizes"
             )
         if source.nbytes and destination.address != source.address:
             sizes = (destination.address, source.address, source.nbytes)

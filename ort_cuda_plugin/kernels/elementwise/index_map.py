@@ -202,7 +202,7 @@ class IndexMap(Loads):
 
     def number(self, x: Tensor) -> Scalar:
         """Return the element of x as a Scalar. The Run fails unless x has exactly one element."""
-        self._ctx.require(eq(x.size, 1), f"{x!r} must have one element")
+        self._ctx.require(eq(x.size, 1), f"an input that must have one element is {x!r}")
         leaf = Scalar(x.dtype, "leaf")
         element = self._builder.element(x)
         if element is None:
