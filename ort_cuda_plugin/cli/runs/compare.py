@@ -143,7 +143,8 @@ class _Sides:
         if against not in ort.get_available_providers():
             known = ", ".join(ort.get_available_providers())
             raise UserError(
-                ExitCode.UNAVAILABLE, f"--against {against}: this ONNX Runtime has only the providers {known}"
+                ExitCode.UNAVAILABLE,
+                f"--against {against}: this ONNX Runtime has only the providers {known}. Choose one of them",
             )
         self.folder, self.emulate, self.options, self.against = folder, emulate, options, against
 

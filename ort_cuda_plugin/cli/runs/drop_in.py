@@ -45,7 +45,7 @@ def start(arguments: argparse.Namespace, identity: Identity) -> int:
             f"the program to run is missing. Add it as in: ort-cuda-plugin {arguments.command} -- python app.py",
         )
     if shutil.which(program[0]) is None:
-        raise UserError(ExitCode.USAGE, f"program {program[0]!r}: not found in PATH")
+        raise UserError(ExitCode.USAGE, f"program {program[0]!r}: not found in PATH. Give the path of a program")
     environment = program_environment(find_device(arguments.device or _default_device()), identity)
     try:
         os.execvpe(program[0], program, environment)

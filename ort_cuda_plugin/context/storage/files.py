@@ -162,7 +162,7 @@ def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
                 os.unlink(partial)
             raise
     except OSError as error:
-        raise ContextError(f"{subject} cannot be written: {error.strerror or error}") from error
+        raise ContextError(f"{subject} cannot be written: {error.strerror or error}; choose another path") from error
 
 
 def _new_file(partial: Path) -> tuple[int, bool]:

@@ -165,7 +165,7 @@ class SourceModel:
                         tensor = self._tensor(_span(value))
                         self.tensors[tensor.name] = tensor
         except (_Malformed, UnicodeDecodeError) as error:
-            raise ContextError(f"{subject} is not an ONNX model, or is damaged") from error
+            raise ContextError(f"{subject} is not an ONNX model, or is damaged; use an intact ONNX model") from error
 
     def external_files(self) -> list[Path]:
         """Return the external data files of all tensors, also of those in subgraphs and functions."""
@@ -213,7 +213,9 @@ class SourceModel:
                     if part := _PARTS[kind].get(number):
                         waiting.append((part, _span(value)))
         except (_Malformed, UnicodeDecodeError) as error:
-            raise ContextError(f"{self.subject} is not an ONNX model, or is damaged") from error
+            raise ContextError(
+                f"{self.subject} is not an ONNX model, or is damaged; use an intact ONNX model"
+            ) from error
 
     def _place(self, tensor: SourceTensor) -> tuple[Readable, int, int]:
         """Return the source of an initializer's bytes, their offset, and how many they are. Raises ContextError."""
