@@ -329,8 +329,9 @@ CUresult emu_object_load(CUmodule *out, emu_device *device, const void *image, s
     result = keep_symbols(&in, module);
   if (!result)
     __builtin___clear_cache((char *)module->mapping, (char *)module->mapping + module->code_bytes);
-  if (!result && (mprotect(module->mapping, module->code_bytes, PROT_READ | PROT_EXEC) ||
-                  mprotect(module->mapping + module->code_bytes, module->constant_bytes, PROT_READ)))
+  if (!result &&
+      (mprotect(module->mapping, module->code_bytes, PROT_READ | PROT_EXEC) ||
+       (module->constant_bytes && mprotect(module->mapping + module->code_bytes, module->constant_bytes, PROT_READ))))
     result = emu_fail(CUDA_ERROR_UNKNOWN, "the system does not allow kernel code to be mapped as executable");
   free(in.placed);
   if (result) {
