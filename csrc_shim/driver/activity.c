@@ -122,7 +122,8 @@ static void note(uint64_t source) {
   into->each[into->count++] = source;
 }
 
-/* Sets the source of the calling thread; false: out of memory, or there is none to reset. */
+/* Sets the source of the work that the calling thread enqueues; 0 resets it. Returns false if memory is out, or if
+ * there is nothing to reset. */
 static bool set_source(uint64_t source) {
   if (!(source ? my_state() : mine))
     return false;

@@ -6,7 +6,8 @@
 
 enum { MAX_MARKS = 1 << 20 };
 
-/* The owners and the source of the work that was enqueued under one external correlation id of CUPTI. */
+/* What one external correlation id of CUPTI stands for: which ORT events own the work enqueued under it, and which
+ * nodes the work computes (driver/activity.h). */
 typedef struct mark {
   ocp_activity_owners owners;
   uint64_t source, layout;

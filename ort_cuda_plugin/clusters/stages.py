@@ -42,9 +42,9 @@ class Stage:
 
 
 def placed_nodes(graph: Graph) -> list[Node]:
-    """Return the nodes that a split assigns to a device: those that depend on the contents of inputs.
+    """Return the nodes that a split assigns to a device.
 
-    A node that depends only on shapes and constants is among them if it computes an output of the graph.
+    These are the nodes that depend on the contents of inputs, and the nodes that compute an output of the graph.
     """
     repeated = _repeated_nodes(graph)
     outputs = set(graph.outputs)

@@ -58,7 +58,8 @@ def build(name: str, seed: int = 0) -> onnx.ModelProto:
     parts = split_name(name)
     if parts is None:
         raise ValueError(
-            f"unknown network {name!r}, expected one of {', '.join(NETWORKS)}, each as {', '.join(DTYPES)}"
+            f"unknown network {name!r}, expected NAME or NAME:TYPE with a name of {', '.join(NETWORKS)} and a "
+            f"type of {', '.join(DTYPES)}"
         )
     graph = NetworkGraph(parts[0], parts[1], seed)
     NETWORKS[parts[0]].write(graph)

@@ -62,7 +62,7 @@ def test_resident_weights_are_spread_over_the_plan_from_its_start() -> None:
 def test_small_weights_and_weights_of_distant_steps_stay() -> None:
     plan = plan_of((3,), (0,), (1,), (2,), (5,), (3,), (4,))
     resident = chosen([MIB, MIB, MIB, MIB, SMALL, MIB], plan, 4 * MIB + SMALL)
-    assert resident == (4, 3, 0)  # without weight 3, the ring has one weight less, which makes room for weight 0
+    assert resident == (4, 3, 0)  # with weight 3 resident, the upload ring is one weight smaller, so weight 0 has room
 
 
 def test_a_weight_larger_than_all_others_stays_instead_of_a_ring_for_it() -> None:

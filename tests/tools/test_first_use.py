@@ -160,7 +160,7 @@ def test_a_dimension_without_a_name_has_that_of_its_axis(tmp_path: Path) -> None
     arguments = Namespace(model=str(path), input=[], dim=["x.0=5", "n=2"], seed=0)
     assert run.load(path, arguments)[2]["x"].shape == (5, 3, 2)
     arguments.dim = ["x.1=5"]
-    with pytest.raises(UserError, match=r"no such symbolic dimension; it has n, x\.0"):
+    with pytest.raises(UserError, match=r"no symbolic dimension .x\.1.\. Its symbolic dimensions: n, x\.0"):
         run.load(path, arguments)
     arguments.dim = []
     assert run._guesses(path, arguments) == (["x.0", "n"], [])

@@ -49,7 +49,7 @@ def test_other_names_are_refused(name: str) -> None:
         assert split_name(name) == ("resnet50", "float32")
         return
     assert split_name(name) is None
-    with pytest.raises(ValueError, match="there are resnet50"):
+    with pytest.raises(ValueError, match="NAME or NAME:TYPE with a name of resnet50"):
         build(name)
     with pytest.raises(UserError, match=name):
         common.model_path(name)

@@ -317,7 +317,7 @@ def test_a_file_without_the_functions_is_refused_by_name(tmp_path: Path) -> None
     from ort_cuda_plugin.abi.core import core, ffi, new_error
     error = new_error()
     assert core().library_load(0, sys.argv[1].encode(), error) != 0
-    assert b"has no cublasLtDestroy" in ffi.string(error.text), ffi.string(error.text)
+    assert b"has no function cublasLtDestroy" in ffi.string(error.text), ffi.string(error.text)
     assert core().library_load(1, b"/no/such/file.so", error) != 0
     assert b"cuDNN: /no/such/file.so" in ffi.string(error.text), ffi.string(error.text)
     """

@@ -270,6 +270,8 @@ static _Noreturn void end_thread(emu_cpu *cpu, uint32_t index) {
   __builtin_unreachable();
 }
 
+/* First function of a new fiber; ocp_emu_switch_new calls it by its name. */
+__attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(void *started);
 void ocp_emu_fiber_main(void *started) {
   emu_fiber *fiber = started;
   emu_cpu *cpu = emu_running;

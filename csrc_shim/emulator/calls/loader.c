@@ -245,7 +245,7 @@ static CUresult relocate_one(loader *in, uint32_t target, const Elf64_Rela *rela
     return bad("a relocation lies outside its section");
   const emu_relocation relocation = {
       .type = type,
-      .place = in->placed[target] + rela->r_offset,
+      .location = in->placed[target] + rela->r_offset,
       .available = size - rela->r_offset,
       .symbol = symbol,
       .addend = (uint64_t)rela->r_addend,

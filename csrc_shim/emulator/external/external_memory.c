@@ -78,7 +78,7 @@ CUresult emu_external_memory_get_mapped_buffer(CUdeviceptr *address, CUexternalM
   return result;
 }
 
-/* Buffers that are mapped from the memory stay valid until cuMemFree. */
+/* Buffers that are mapped from the memory stay valid until cuMemFree. (On a GPU they may no longer be used.) */
 CUresult emu_destroy_external_memory(CUexternalMemory memory) {
   CUresult result = emu_leave();
   if (result || (result = emu_capture_unsafe()))

@@ -55,13 +55,13 @@ CUresult emu_relocate(const emu_relocation *relocation) {
   default:
     return unknown(type);
   }
-  uint64_t value = symbol + relocation->addend - (relative ? (uint64_t)relocation->place : 0);
+  uint64_t value = symbol + relocation->addend - (relative ? (uint64_t)relocation->location : 0);
   if (width == 4) {
     bool fits = type == R_X86_64_32 ? value == (uint32_t)value : (int64_t)value == (int32_t)value;
     if (!fits)
       return bad("a 32-bit relocation is out of range (compile with the large code model)");
   }
-  memcpy(relocation->place, &value, width);
+  memcpy(relocation->location, &value, width);
   return CUDA_SUCCESS;
 }
 
@@ -78,7 +78,7 @@ void emu_import_set(emu_import *import, uint64_t address) {
 
 bool emu_relocation_is_none(uint32_t type) { return type == R_AARCH64_NONE || type == 256; /* its former number */ }
 
-/* How a relocation changes an instruction or a datum. `value` is the relocation's value, a difference from the place
+/* How a relocation changes an instruction or a datum. `value` is the relocation's value, a difference from the location
  * where `relative` is set. The field takes the bits of the value from `shift` on. */
 typedef struct field {
   uint16_t type;
@@ -87,7 +87,7 @@ typedef struct field {
   uint8_t width;    /* bits of the field */
   uint8_t shift;
   bool relative;
-  uint8_t signed_bits; /* the value fits if it is a signed number of so many bits; 0: not checked */
+  uint8_t signed_bits; /* the value must fit in a signed number of this many bits; 0: any value fits */
 } field;
 
 static const field fields[] = {
@@ -116,11 +116,11 @@ static const field fields[] = {
     {R_AARCH64_LD64_GOT_LO12_NC, 4, 10, 9, 3, false, 0},
 };
 
-static void set_bits(uint8_t *place, uint32_t position, uint32_t width, uint64_t value) {
+static void set_bits(uint8_t *location, uint32_t position, uint32_t width, uint64_t value) {
   uint32_t instruction, mask = ((uint32_t)1 << width) - 1;
-  memcpy(&instruction, place, sizeof instruction);
+  memcpy(&instruction, location, sizeof instruction);
   instruction = (instruction & ~(mask << position)) | ((uint32_t)value & mask) << position;
-  memcpy(place, &instruction, sizeof instruction);
+  memcpy(location, &instruction, sizeof instruction);
 }
 
 static bool fits(uint64_t value, uint32_t signed_bits) {
@@ -129,12 +129,12 @@ static bool fits(uint64_t value, uint32_t signed_bits) {
 
 static CUresult out_of_range(void) { return bad("a relocation is out of range (compile with the large code model)"); }
 
-/* ADR and ADRP: a signed number of 21 bits, of which the instruction has the lowest two apart from the others. */
+/* ADR and ADRP take a signed number of 21 bits. The instruction stores its lowest two bits apart from the others. */
 static CUresult relocate_adr(const emu_relocation *relocation, uint64_t value) {
   if (!fits(value, 21))
     return out_of_range();
-  set_bits(relocation->place, 29, 2, value);
-  set_bits(relocation->place, 5, 19, value >> 2);
+  set_bits(relocation->location, 29, 2, value);
+  set_bits(relocation->location, 5, 19, value >> 2);
   return CUDA_SUCCESS;
 }
 
@@ -145,7 +145,7 @@ CUresult emu_relocate(const emu_relocation *relocation) {
   if (relocation->available < 4)
     return outside();
   uint64_t symbol = relocation->symbol;
-  const uint64_t place = (uint64_t)relocation->place;
+  const uint64_t location = (uint64_t)relocation->location;
   if ((type == R_AARCH64_CALL26 || type == R_AARCH64_JUMP26) && relocation->imported)
     symbol = (uint64_t)relocation->import->jump;
   if (type == R_AARCH64_ADR_GOT_PAGE || type == R_AARCH64_LD64_GOT_LO12_NC) {
@@ -154,22 +154,22 @@ CUresult emu_relocate(const emu_relocation *relocation) {
   }
   const uint64_t target = symbol + relocation->addend;
   if (type == R_AARCH64_ADR_PREL_LO21)
-    return relocate_adr(relocation, target - place);
+    return relocate_adr(relocation, target - location);
   if (type == R_AARCH64_ADR_PREL_PG_HI21 || type == R_AARCH64_ADR_GOT_PAGE)
-    return relocate_adr(relocation, (uint64_t)((int64_t)(page_of(target) - page_of(place)) >> 12));
+    return relocate_adr(relocation, (uint64_t)((int64_t)(page_of(target) - page_of(location)) >> 12));
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
     const field *known = &fields[i];
     if (known->type != type)
       continue;
     if (relocation->available < known->bytes)
       return outside();
-    const uint64_t value = target - (known->relative ? place : 0);
+    const uint64_t value = target - (known->relative ? location : 0);
     if (!fits(value, known->signed_bits))
       return out_of_range();
     if (known->width >= 32)
-      memcpy(relocation->place, &value, known->bytes);
+      memcpy(relocation->location, &value, known->bytes);
     else
-      set_bits(relocation->place, known->position, known->width, value >> known->shift);
+      set_bits(relocation->location, known->position, known->width, value >> known->shift);
     return CUDA_SUCCESS;
   }
   return unknown(type);

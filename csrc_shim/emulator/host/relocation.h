@@ -17,8 +17,8 @@ typedef struct emu_import {
 /* One relocation whose symbol is resolved. */
 typedef struct emu_relocation {
   uint32_t type;
-  uint8_t *place;     /* the bytes to change */
-  uint64_t available; /* bytes from `place` to the end of its section */
+  uint8_t *location;  /* the bytes to change */
+  uint64_t available; /* bytes from `location` to the end of its section */
   uint64_t symbol;    /* address of the symbol */
   uint64_t addend;
   bool imported;      /* the symbol is undefined in the object */
@@ -32,7 +32,7 @@ extern const char emu_host_name[];
 void emu_import_set(emu_import *import, uint64_t address);
 /* Whether relocations of this type change nothing. */
 bool emu_relocation_is_none(uint32_t type);
-/* Applies the relocation. Errors: an unknown type, a place outside the section, a value that does not fit. */
+/* Applies the relocation. Errors: an unknown type, a location outside the section, a value that does not fit. */
 CUresult emu_relocate(const emu_relocation *relocation);
 
 #endif

@@ -29,7 +29,7 @@ typedef struct target {
   uint32_t num_inputs;                  /* number of the cluster's inputs */
   const OrtMemoryDevice *device_memory; /* memory of `device`, where inputs normally are */
   const uint32_t *inputs, *outputs; /* map an index at the cluster to the index at ORT's node; NULL: both are equal */
-  const char *const *names;         /* names of the inputs; NULL: ORT's errors name the node */
+  const char *const *names;         /* names of the inputs, for errors; NULL: ORT names the node in them */
 } target;
 
 typedef struct compute_info {

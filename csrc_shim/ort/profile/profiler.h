@@ -1,7 +1,7 @@
 /* OrtEpProfilerImpl: the activities of the plugin's devices as events of ORT's profile.
  *
  *     CreateProfiler            for a session, and for each Run that is profiled by itself
- *     StartProfiling            a listener begins
+ *     StartProfiling            starts to collect activities: kernels, copies and memsets (driver/activity.h)
  *     StartEvent ... StopEvent  around each of ORT's own events: work that the thread enqueues belongs to the event
  *     EndProfiling              the activities become events, which ORT appends to its own
  *     Release

@@ -304,8 +304,8 @@ def reshaped(body: GrowingBody, node: Node) -> None:
 def _reshaping(target: list[Dim], axis: str) -> Unsupported:
     return Unsupported(
         "control-flow",
-        f"it reshapes to {target} ({WHAT_PAST}), and {axis} grows in each iteration; supported: an axis of the result "
-        "for each growing axis, which is not merged with other axes",
+        f"it reshapes to {target} ({WHAT_PAST}), and {axis} grows in each iteration; supported: reshapes that "
+        "keep each growing axis as an axis of the result and do not merge it with others",
     )
 
 

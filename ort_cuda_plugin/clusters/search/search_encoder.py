@@ -60,9 +60,9 @@ class EncoderDecoder:
                 "K/V cache holds the earlier ones",
             )
         if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
-            found = [(value.dtype and value.dtype.name, len(value.shape or ())) for value in self._caches]
+            caches = [(value.dtype and value.dtype.name, len(value.shape or ())) for value in self._caches]
             wanted = "element type FLOAT32 or FLOAT16 and rank 4"
-            raise InvalidModel(f"the K/V caches that the decoder reads must have {wanted}, got {found}")
+            raise InvalidModel(f"the K/V caches that the decoder reads must have {wanted}, got {caches}")
         encoder_names = ["encoder_input_ids", *names[1:]]
         self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
         if self._decodes_first:

@@ -172,7 +172,7 @@ class GptDecoder:
                     f"of heads and head size, got {list(shape)}"
                 )
             if value.dtype not in (DType.FLOAT32, DType.FLOAT16):
-                found = "none" if value.dtype is None else value.dtype.name
-                raise InvalidModel(f"{value.name!r} must have the element type FLOAT32 or FLOAT16, got {found}")
+                dtype = "none" if value.dtype is None else value.dtype.name
+                raise InvalidModel(f"{value.name!r} must have the element type FLOAT32 or FLOAT16, got {dtype}")
             caches.append(Cache(shape[2], shape[4], value.dtype))
         return caches

@@ -52,7 +52,7 @@ class CalibrationCache(CacheFolder):
         self.write(_key(device), json.dumps([VERSION, *_parts(device), dict(seconds)]).encode())
 
     def all(self) -> list[ProbedDevice]:
-        """Return the devices that have an entry, the one that was calibrated last first."""
+        """Return the devices that have an entry, the latest calibrated first."""
         if self.opened is None or not self.usable:
             return []
         files = [(status.st_mtime_ns, name) for name, status in self.opened.files() if name.endswith(self.suffix)]
@@ -108,7 +108,7 @@ def store_probes(device: ProbedDevice, seconds: Mapping[str, float]) -> None:
 
 
 def calibrated_devices() -> list[ProbedDevice]:
-    """Return the devices whose probes are kept, the one that was calibrated last first."""
+    """Return the devices whose probes are kept, the latest calibrated first."""
     return calibration_cache().all()
 
 

@@ -61,7 +61,10 @@ def thread_function(name: str, result: str, *types: str) -> str:
 
 
 def host_function(symbol: str, result: str, *types: str) -> str:
-    """Register a function of the emulator that needs no thread in the tables of `host.intrinsics`. Returns its name."""
+    """Register a function of the emulator in the tables of `host.intrinsics`, and return its name.
+
+    The function has no parameter for the calling thread.
+    """
     intrinsics.declarations[symbol] = f"declare {result} @{symbol}({', '.join(types)}) nounwind"
     return symbol
 

@@ -56,7 +56,7 @@ class Kernel:
         return is_cubin and not self.source and self.numpy_twin is None
 
     def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
-        """Return the kernel to launch for an author's arguments ``args``, and the arguments to pass to this kernel."""
+        """Return the kernel to launch for the arguments ``args`` of an operator's launch, and its arguments."""
         return self, args
 
     def spec(self, signature: tuple[str, ...], threads: int, owner: str = "") -> KernelSpec:

@@ -216,7 +216,7 @@ class ContextSession:
         """Return an ``OrtNode *`` for each cluster that was written, for ONNX Runtime to own.
 
         Raises:
-            ContextError: a context is too large for a model.
+            ContextError: a context is larger than an attribute of a model can be.
         """
         assert self.output is not None
         made: list[Any] = []

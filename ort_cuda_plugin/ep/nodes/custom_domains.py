@@ -72,7 +72,7 @@ def schema_of(operators: Sequence[CustomOperator], types: frozenset[DType]) -> S
 
 
 def _common(rows: Sequence[Sequence[Port]]) -> list[SchemaPort]:
-    """Merge the ports of several versions. A port is optional in the result if it is optional or missing in some
+    """Merge the ports of an operator's versions. A port is optional in the result if it is optional or missing in some
     version.
     """
     ports: list[SchemaPort] = []

@@ -1,4 +1,4 @@
-"""The verdicts of a session's nodes, over all of ONNX Runtime's requests for claims."""
+"""Where each node of a session runs and why, collected over all of ONNX Runtime's requests for claims."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
 def convolution_form(
     ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = (), compiles: bool = False
 ) -> LibraryForm | None:
-    """Match the part of the epilogue that cuDNN can fuse (`find_form`); None if cuDNN can compute none of its values.
+    """Match the part of the epilogue that cuDNN can fuse (`find_form`); None if cuDNN can fuse none of it.
 
     cuDNN's prebuilt engines support a residual, a bias and ReLU. With ``compiles`` cuDNN may compile an engine at run
     time, which also supports SiLU and ReLU6.

@@ -61,7 +61,7 @@ class RowForm:
         return f"lane * {self.width} + ({lane} >> {shift}) * {self.threads * self.width} + ({lane} & {mask})"
 
     def distance(self, lane: str, whole: bool) -> str:
-        """Return the source of the distance, in columns, from the thread's first element to element ``lane``.
+        """Return an expression for the columns between the thread's first element and its element ``lane``.
 
         With ``whole``, the distance to the first element of the vector that contains element ``lane``.
         """

@@ -164,7 +164,7 @@ class _Halves:
         return eliminate_dead_code([*self.limits.steps, *result])
 
     def _of(self, buffer: Buffer) -> _Stored:
-        """Return the scaled float16 tensor for ``buffer``, and record steps that compute its scales once."""
+        """Return the scaled float16 tensor for ``buffer``; the first call records the steps that compute its scales."""
         if buffer not in self.stored:
             is_uniform = self._is_uniform(buffer) or self.limits.column_count(buffer) == 1
             limits = self.limits.largest(buffer) if is_uniform else self.limits.of(buffer)

@@ -64,7 +64,11 @@ class Conditions:
             return known
         assert isinstance(condition, Expr)
         if is_read_back(condition):
-            raise Unsupported("shape", "a size is computed on the device; supported: sizes from shapes and inputs")
+            raise Unsupported(
+                "shape",
+                "a shape that the node needs depends on values that the device computes; supported: shapes that depend "
+                "on the inputs' shapes, or on integer inputs that the host reads",
+            )
         answer = condition.hint != 0
         recorded = condition if answer else logical_not(condition)
         self.trace.originate(self.node, (recorded,))

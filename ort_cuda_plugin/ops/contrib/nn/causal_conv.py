@@ -41,7 +41,7 @@ def microsoft_causal_conv_with_state(
     state_update_capacity: int = 0,
     state_window: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Return output and present state, or with ``state_window`` n the states after each of the last n steps."""
+    """Return output and present state; with ``state_window`` n, output and the states after each of n last steps."""
     if ndim != 1:
         # Only the last dimension is causal; the schema does not define the padding of the other dimensions.
         raise require.unsupported("attribute", "ndim", ndim, "1")

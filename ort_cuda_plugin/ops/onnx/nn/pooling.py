@@ -1,4 +1,4 @@
-"""Pooling over sliding windows, and its inverses MaxUnpool and Col2Im."""
+"""Pooling over sliding windows; MaxUnpool, which scatters its results back, and Col2Im, which adds up windows."""
 
 from __future__ import annotations
 

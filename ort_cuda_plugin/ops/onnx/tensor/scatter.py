@@ -135,8 +135,8 @@ def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tens
     length = data.rank + indices.rank - 1 - updates.rank
     if not 0 < length <= data.rank or indices.rank == 0:
         wanted = (
-            f"have ranks i of at least 1 and u, with {data.rank} + i - 1 - u, the length of index tuples, from 1 to "
-            f"{data.rank}"
+            f"have ranks i and u with i at least 1; the length of index tuples, {data.rank} + i - 1 - u, must be from "
+            f"1 to {data.rank}"
         )
         raise require.violation("indices and updates", wanted, f"i = {indices.rank} and u = {updates.rank}")
     require.dim(ctx, -1, length, indices=indices)
