@@ -219,6 +219,7 @@ def test_a_plugin_launches_in_a_run_what_is_not_possible() -> None:
         (DOUBLE, 1.5, 1, "kernel double: 1.5 is not a size for its grid"),
         (DOUBLE, -1, 1, "kernel double: its grid is -1, expected 0 to"),
         (DOUBLE, 1, (64, 64), "kernel double: got a block of (64, 64, 1) threads"),
+        (DOUBLE, 1, (1, 1, 65), "kernel double: got a block of (1, 1, 65) threads"),
         (np.exp, 1, 1, "expected a kernel, which one of these functions makes: numba_kernel, array_kernel"),
     ]
     for kernel, grid, block, said in given:

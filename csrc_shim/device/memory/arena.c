@@ -176,8 +176,7 @@ static bool is_too_large(const ocp_arena *arena, const ocp_chunk *chunk, size_t 
   return dead > size / 8 || (dead > 0 && dead >= (size_t)arena->config.max_dead_bytes_per_chunk);
 }
 
-static ocp_chunk *find(const ocp_pool *pool, const ocp_arena *arena, size_t size, const ocp_stream *taker,
-                       bool *blocked) {
+static ocp_chunk *find(const ocp_pool *pool, const ocp_arena *arena, size_t size, const ocp_stream *taker) {
   for (unsigned bin = bin_of(size); (bin = next_bin(arena, bin)) < OCP_ARENA_BINS; bin++)
     for (int end = 0; end < 2; end++) {
       ocp_chunk *chunk = end == 0 ? arena->newest[bin] : arena->oldest[bin];
@@ -186,7 +185,6 @@ static ocp_chunk *find(const ocp_pool *pool, const ocp_arena *arena, size_t size
           continue;
         if (!is_bound(chunk) || ocp_pool_is_finished(pool, chunk->stream_id, chunk->freed_at, taker))
           return chunk;
-        *blocked = true;
       }
     }
   return NULL;
@@ -199,8 +197,8 @@ static void hand_out(ocp_arena *arena, ocp_chunk *chunk, size_t size) {
   count_allocation(&arena->stats, chunk->size);
 }
 
-ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked) {
-  ocp_chunk *chunk = find(pool, arena, size, taker, blocked);
+ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker) {
+  ocp_chunk *chunk = find(pool, arena, size, taker);
   if (!chunk)
     return NULL;
   leave(arena, chunk);

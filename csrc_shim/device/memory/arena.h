@@ -75,9 +75,9 @@ struct ocp_arena {
 size_t ocp_arena_round(size_t bytes, size_t redzone);
 
 /* Allocates a chunk of at least `size` bytes (rounded) that the stream `taker` may use at once (NULL: that every stream
- * may), and splits it if it is much larger. Returns NULL if it finds none. Sets *blocked if it passes over a chunk that
- * fits, because unfinished work may still use that chunk. */
-ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked);
+ * may), and splits it if it is much larger. Returns NULL if no such chunk is free, or if
+ * unfinished work may still use those that are. */
+ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker);
 /* Gives back a chunk that was handed out. The caller has set its stream_id and freed_at. */
 void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk);
 /* Frees the bound chunks whose work has finished, and merges them. Returns whether there was any. */

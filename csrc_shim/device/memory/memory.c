@@ -295,13 +295,13 @@ typedef struct request {
 static bool is_reported(const request *r) { return r->device->driver->ReuseMemory && r->memory == OCP_DEVICE_MEMORY; }
 
 /* Allocates a chunk of the arena without a driver call; NULL: no chunk fits. */
-static ocp_chunk *take(const request *r, bool *blocked) {
+static ocp_chunk *take(const request *r) {
   ocp_pool *pool = r->device->pool;
   ocp_arena *arena = pool->arenas[r->memory];
   pthread_mutex_lock(&pool->lock);
-  ocp_chunk *chunk = ocp_arena_take(pool, arena, r->size, r->stream, blocked);
+  ocp_chunk *chunk = ocp_arena_take(pool, arena, r->size, r->stream);
   if (!chunk && ocp_arena_unbind(pool, arena))
-    chunk = ocp_arena_take(pool, arena, r->size, r->stream, blocked);
+    chunk = ocp_arena_take(pool, arena, r->size, r->stream);
   pthread_mutex_unlock(&pool->lock);
   return chunk;
 }
@@ -343,10 +343,9 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
 
 /* Allocates a chunk whose work a query of the streams finds finished, else a chunk of a new region. */
 static CUresult fetch(const request *r, ocp_chunk **chunk) {
-  bool blocked = false;
   if (!r->reserve) {
     ocp_pool_poll(r->device);
-    *chunk = take(r, &blocked);
+    *chunk = take(r);
     if (*chunk)
       return CUDA_SUCCESS;
   }
@@ -437,8 +436,7 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
   const bool reported = is_reported(r);
   if (r->bytes <= OCP_ARENA_MAX_BYTES)
     r->size = ocp_arena_round(r->bytes, reported ? driver->RedZone() : 0);
-  bool blocked = false;
-  ocp_chunk *chunk = r->bytes > OCP_ARENA_MAX_BYTES || r->reserve || uses_mempool(r) ? NULL : take(r, &blocked);
+  ocp_chunk *chunk = r->bytes > OCP_ARENA_MAX_BYTES || r->reserve || uses_mempool(r) ? NULL : take(r);
   if (chunk) {
     *address = chunk->address;
     size = chunk->size;

@@ -292,12 +292,12 @@ def check_kernel(kernel: object) -> None:
 
 
 def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
-    """Return the three sizes of a block as integers. Raises TypeError unless the block has 1 to 1024 threads."""
+    """Return the three sizes of a block as integers. Raises TypeError for a block that no GPU runs."""
     x, y, z = (operator.index(size_of(kernel, "block", size)) for size in sizes)
-    if min(x, y, z) < 1 or x * y * z > 1024:
+    if min(x, y, z) < 1 or z > 64 or x * y * z > 1024:
         raise TypeError(
-            f"kernel {kernel.name}: got a block of {(x, y, z)} threads, expected sizes of at least 1 with a product of "
-            "at most 1024"
+            f"kernel {kernel.name}: got a block of {(x, y, z)} threads, expected sizes of at least 1, a product of at "
+            "most 1024, and a z size of at most 64"
         )
     return x, y, z
 
