@@ -503,7 +503,7 @@ def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
 
 def _schedule_kind(row: Json) -> ScheduleKind:
     if not all(type(text) is str for text in row):
-        raise TypeError(f"the kind of a schedule: got {row!r}, expected texts")
+        raise TypeError(f"the kind of a schedule: got {row!r}, expected strings")
     return ScheduleKind(*row)
 
 

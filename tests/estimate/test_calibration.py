@@ -352,7 +352,7 @@ def test_an_injected_clock_calibrates_a_gpu(
     def clock(_: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:
         found = [seconds[name] for name in names(sizes).values()]
         assert len(programs) == len(found)
-        return [*found[:-1], None]  # the last probe fails at first
+        return [*found[:-1], None]  # the last probe fails
 
     try:
         assert device.properties().calibration is None

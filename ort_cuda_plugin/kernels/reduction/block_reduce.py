@@ -112,5 +112,5 @@ class PartialResults:
 
 
 def stepped(stage: Stage, totals: Values) -> Values:
-    """Return the accumulators ``totals`` after one more element: the change (`update`) of a pass."""
+    """Return the accumulators ``totals`` after one more element of a row."""
     return stage.reduction.step(totals, stage.elements)
