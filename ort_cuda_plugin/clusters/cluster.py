@@ -316,7 +316,8 @@ class CompiledCluster:
             known = symbols.host_values(buffer, [])
             if len(known) != count:
                 name = self.inputs[buffer.index].name
-                raise Unsupported("shape", f"the host must read input {name!r}, which is in device memory; supported: inputs in host memory")
+                what = f"the host must read input {name!r}, which is in device memory; supported: inputs in host memory"
+                raise Unsupported("shape", what)
             return known
 
         lowering = NodeLowering(

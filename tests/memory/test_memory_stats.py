@@ -95,7 +95,7 @@ def test_functions_of_memory_take_what_register_returns(device: Any) -> None:
     assert stats["device"]["Limit"] == 1 << 30
     assert ort_cuda_plugin.trim(device) >= 0
     (other,) = (d for d in ort.get_ep_devices() if d.ep_name == "CPUExecutionProvider")
-    with pytest.raises(ValueError, match=r"that ort_cuda_plugin\.register returns, got a device of CPUExecutionProvider"):
+    with pytest.raises(ValueError, match=r"ort_cuda_plugin\.register returns, got a device of CPUExecutionProvider"):
         ort_cuda_plugin.memory_stats(other)
 
 

@@ -228,7 +228,10 @@ class ContextReader:
     def _partition(self, node: Node, context: Context | None) -> tuple[Context, str]:
         name = node.attributes.get("partition_name", "")
         if not isinstance(name, str) or not name:
-            raise ContextError(f"node {node.label}: attribute partition_name: got {name!r}, expected the name of a partition. Compile the model again")
+            raise ContextError(
+                f"node {node.label}: attribute partition_name: got {name!r}, expected the name of a partition. "
+                "Compile the model again"
+            )
         if context is not None:
             return context, name
         for other in (*self._embedded, *self._files.values()):
