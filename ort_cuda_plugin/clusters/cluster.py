@@ -316,8 +316,7 @@ class CompiledCluster:
             known = symbols.host_values(buffer, [])
             if len(known) != count:
                 name = self.inputs[buffer.index].name
-                what = f"the host must read input {name!r}, which is in device memory; supported: inputs in host memory"
-                raise Unsupported("shape", what)
+                raise Unsupported("shape", f"the host reads input {name!r}: got device memory, expected host memory")
             return known
 
         lowering = NodeLowering(
