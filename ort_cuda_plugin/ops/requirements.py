@@ -14,7 +14,7 @@ operator. None stands for an omitted input, and passes every check.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from typing import TypeVar
 
 import numpy as np
@@ -52,6 +52,10 @@ def supported(condition: bool, kind: str, subject: str, got: object, supported: 
         raise unsupported(kind, subject, got, supported)
 
 
+def _given(inputs: Mapping[str, Value | None]) -> Iterator[tuple[str, Value]]:
+    return ((name, x) for name, x in inputs.items() if x is not None)
+
+
 def given(x: Value | None, subject: str, expected: str = "be given") -> Value:
     """Return x. Raise InvalidModel if it is omitted."""
     if x is None:
@@ -71,43 +75,39 @@ def static(value: Dim | None, subject: str) -> int:
 def rank(rank: int | Sequence[int], **inputs: Tensor | None) -> None:
     """Raise InvalidModel if an input's rank is not ``rank``, or not one of several."""
     ranks = (rank,) if isinstance(rank, int) else rank
-    for name, x in inputs.items():
-        if x is not None and x.rank not in ranks:
-            raise violation(name, f"have rank {' or '.join(map(str, ranks))}", f"rank {x.rank}")
+    for name, x in _given(inputs):
+        that(x.rank in ranks, name, f"have rank {' or '.join(map(str, ranks))}", f"rank {x.rank}")
 
 
 def least_rank(rank: int, **inputs: Tensor | None) -> None:
     """Raise InvalidModel if an input has a lower rank."""
-    for name, x in inputs.items():
-        if x is not None and x.rank < rank:
-            raise violation(name, f"have at least rank {rank}", f"rank {x.rank}")
+    for name, x in _given(inputs):
+        that(x.rank >= rank, name, f"have at least rank {rank}", f"rank {x.rank}")
 
 
 def least(minimum: float, **attributes: float) -> None:
     """Raise InvalidModel if an attribute is below the minimum."""
     for name, value in attributes.items():
-        if value < minimum:
-            raise violation(name, f"be at least {minimum}", value)
+        that(value >= minimum, name, f"be at least {minimum}", value)
 
 
 def one_of(choices: Collection[object], **attributes: object) -> None:
     """Raise InvalidModel if an attribute is not among the choices; None is an omitted attribute."""
     expected = f"be {'one of ' if len(choices) > 1 else ''}{', '.join(map(repr, choices))}"
-    for name, value in attributes.items():
-        if value is not None and value not in choices:
-            raise violation(name, expected, repr(value))
+    for name, value in _given(attributes):
+        that(value in choices, name, expected, repr(value))
 
 
 def all_or_none(**inputs: object) -> None:
     """Raise InvalidModel if some of the inputs are given and others are omitted."""
-    given = [name for name, x in inputs.items() if x is not None]
-    if len(given) not in (0, len(inputs)):
-        raise violation(" and ".join(inputs), "be given together or left out together", f"{' and '.join(given)} alone")
+    given = [name for name, _ in _given(inputs)]
+    found = f"{' and '.join(given)} alone"
+    that(len(given) in (0, len(inputs)), " and ".join(inputs), "be given together or left out together", found)
 
 
 def named(**inputs: object) -> str:
     """Return the names of the given inputs, as the end of a message that several inputs must be given."""
-    given = [name for name, x in inputs.items() if x is not None]
+    given = [name for name, _ in _given(inputs)]
     return f"only {', '.join(given)}" if given else "none of them"
 
 
@@ -129,7 +129,7 @@ def one_type(**inputs: Tensor | None) -> None:
 
     The schema of a newer ORT may allow this, with several type constraints for inputs that shared one.
     """
-    types = {name: x.dtype for name, x in inputs.items() if x is not None}
+    types = {name: x.dtype for name, x in _given(inputs)}
     first, wanted = next(iter(types.items()))
     for name, dtype in types.items():
         supported(dtype is wanted, "dtype", f"the type of {name}", dtype.short, f"{wanted.short}, that of {first}")
@@ -138,30 +138,27 @@ def one_type(**inputs: Tensor | None) -> None:
 def element_type(types: Collection[DType], **inputs: Tensor) -> None:
     """Raise InvalidModel if an input's element type is not one of ``types``."""
     for name, x in inputs.items():
-        if x.dtype not in types:
-            raise violation(name, f"have the type {' or '.join(sorted(t.short for t in types))}", x.dtype.short)
+        that(x.dtype in types, name, f"have the type {' or '.join(sorted(t.short for t in types))}", x.dtype.short)
 
 
 def count(count: int | Collection[int], **attributes: Sized) -> None:
     """Raise InvalidModel if an attribute's number of entries is not ``count``, or not one of several."""
     counts = (count,) if isinstance(count, int) else count
     for name, values in attributes.items():
-        if len(values) not in counts:
-            raise violation(name, f"have {' or '.join(map(str, counts))} entries", len(values))
+        that(len(values) in counts, name, f"have {' or '.join(map(str, counts))} entries", len(values))
 
 
 def multiple_count(divisor: int, **attributes: Sized) -> None:
     """Raise InvalidModel unless the number of entries is a positive multiple of the divisor."""
     for name, values in attributes.items():
-        if not values or len(values) % divisor:
-            raise violation(name, f"have a positive multiple of {divisor} entries", len(values))
+        is_whole = len(values) > 0 and len(values) % divisor == 0
+        that(is_whole, name, f"have a positive multiple of {divisor} entries", len(values))
 
 
 def within(least: float, most: float, **attributes: float) -> None:
     """Raise InvalidModel if an attribute is outside [least, most]."""
     for name, value in attributes.items():
-        if not least <= value <= most:
-            raise violation(name, f"be in [{least}, {most}]", value)
+        that(least <= value <= most, name, f"be in [{least}, {most}]", value)
 
 
 def holds(ctx: Lowering, condition: Dim, subject: str, expected: str, got: object) -> None:
@@ -172,9 +169,7 @@ def holds(ctx: Lowering, condition: Dim, subject: str, expected: str, got: objec
 
 def shape(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> None:
     """Check that the inputs have this shape; raise InvalidModel for another rank."""
-    for name, x in inputs.items():
-        if x is None:
-            continue
+    for name, x in _given(inputs):
         that(x.rank == len(shape), name, f"have the shape {list(shape)}", list(x.shape))
         for dim, wanted in zip(x.shape, shape, strict=True):
             holds(ctx, eq(dim, wanted), name, f"have the shape {list(shape)}", list(x.shape))
@@ -182,17 +177,15 @@ def shape(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> None:
 
 def dim(ctx: Lowering, axis: int, size: Dim, **inputs: Tensor | None) -> None:
     """Check that the inputs have this size in one dimension."""
-    for name, x in inputs.items():
-        if x is not None:
-            holds(ctx, eq(x.shape[axis], size), name, f"have the size {size!r} in dimension {axis}", list(x.shape))
+    for name, x in _given(inputs):
+        holds(ctx, eq(x.shape[axis], size), name, f"have the size {size!r} in dimension {axis}", list(x.shape))
 
 
 def size(ctx: Lowering, size: Dim, **inputs: Tensor | None) -> None:
     """Check that the inputs have this number of elements."""
-    for name, x in inputs.items():
-        if x is not None:
-            expected = "have one element" if size == 1 else f"have {size!r} elements"
-            holds(ctx, eq(x.size, size), name, expected, list(x.shape))
+    expected = "have one element" if size == 1 else f"have {size!r} elements"
+    for name, x in _given(inputs):
+        holds(ctx, eq(x.size, size), name, expected, list(x.shape))
 
 
 def scalar(ctx: Lowering, **inputs: Tensor | None) -> None:
@@ -202,9 +195,7 @@ def scalar(ctx: Lowering, **inputs: Tensor | None) -> None:
 
 def broadcast(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> None:
     """Check that the inputs broadcast to this shape; raise InvalidModel for a greater rank."""
-    for name, x in inputs.items():
-        if x is None:
-            continue
+    for name, x in _given(inputs):
         that(x.rank <= len(shape), name, f"have at most rank {len(shape)}", f"rank {x.rank}")
         for dim, wanted in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
             holds(ctx, logical_or(eq(dim, 1), eq(dim, wanted)), name, f"broadcast to {list(shape)}", list(x.shape))
