@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ...model.ir import DType, Graph, InvalidModel, Node, Unsupported, Value
 from ...ops import requirements as require
 from ...ops.contrib.generation import search
+from ...ops.onnx.tensor.indexing import chosen_slices
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import full
@@ -243,7 +244,7 @@ class EncoderDecoder:
             made = kind.choose(ctx, given, length, is_first=is_first)
             kept = [needed(given, str(i)) for i in range(len(presents))]
             if made.rows is not None:
-                kept = [search.chosen_rows(ctx, x, 0, made.rows) for x in kept]
+                kept = [chosen_slices(ctx, x, 0, made.rows) for x in kept]
             return [made.goes_on, made.sequences, made.tokens, *kept, *made.own]
 
         results = self._results(presents)

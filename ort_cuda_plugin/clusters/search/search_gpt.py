@@ -9,6 +9,7 @@ from typing import Final
 from ...model.ir import DType, Graph, InvalidModel, Node, Unsupported, Value
 from ...ops import requirements as require
 from ...ops.contrib.generation import search
+from ...ops.onnx.tensor.indexing import chosen_slices
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import elementwise
 from ..nodes.repetition import FunctionNode, Repetition, part
@@ -125,7 +126,7 @@ class GptDecoder:
             kept: list[Tensor] = []
             for number in range(len(caches)):
                 cache = needed(given, f"cache {number}")
-                kept.append(cache if made.rows is None else search.chosen_rows(ctx, cache, 1, made.rows))
+                kept.append(cache if made.rows is None else chosen_slices(ctx, cache, 1, made.rows))
             longer = search.padded(ctx, mask, mask.shape[1] + 1, 1)
             return [made.goes_on, made.sequences, made.tokens, later, longer, *kept, *made.own]
 

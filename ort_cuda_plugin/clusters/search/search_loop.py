@@ -19,7 +19,7 @@ import numpy as np
 from ...kernels.elementwise.index_map import IndexMap, gather_map
 from ...model.ir import DType, Graph, Node, Unsupported, Value
 from ...ops import requirements as require
-from ...ops.contrib.generation import search
+from ...ops.onnx.tensor.indexing import chosen_slices
 from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim, eq, sym_max
@@ -169,7 +169,7 @@ class _Steps:
         given = {**self._given, **named, "sequences": sequences, "logits": logits}
         made = kind.choose(ctx, given, self._keys(ctx, iteration.number, 1), is_first=False)
         if made.rows is not None and not ctx.guard(eq(kind.beams(ctx, given), 1)):
-            presents = [search.chosen_rows(ctx, x, inputs.row_axis, made.rows) for x in presents]
+            presents = [chosen_slices(ctx, x, inputs.row_axis, made.rows) for x in presents]
         later = [elementwise(ctx, lambda x: x + 1, x) for x in counted]
         return made.goes_on, [made.sequences, made.tokens, *later, *presents, *made.own], ()
 

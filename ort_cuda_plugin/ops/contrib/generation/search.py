@@ -229,12 +229,3 @@ def repeated_rows(ctx: Lowering, x: Tensor, times: Dim) -> Tensor:
         return maps.source(x).at([s.trunc_divide(c[0], maps.dim(times)), *c[1:]])
 
     return gather_map(ctx, (x.shape[0] * times, *x.shape[1:]), x.dtype, element)
-
-
-def chosen_rows(ctx: Lowering, x: Tensor, axis: int, rows: Tensor) -> Tensor:
-    """Gather slices ``rows`` of ``x`` along ``axis``; all indices are valid."""
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return maps.source(x).at([*c[:axis], maps.source(rows).at([c[axis]]), *c[axis + 1 :]])
-
-    return gather_map(ctx, (*x.shape[:axis], rows.shape[0], *x.shape[axis + 1 :]), x.dtype, element)

@@ -13,7 +13,6 @@ import numpy as np
 
 from ....kernels.elementwise.index_map import IndexMap, gather_map
 from ....kernels.scan_sort.scan import scan
-from ....kernels.scan_sort.select import sort_rows
 from ....kernels.scan_sort.top_k import top_rows
 from ....model.ir import DType
 from ....program.expressions import scalar as s
@@ -22,10 +21,10 @@ from ....program.expressions.symbolic import Dim
 from ....program.lowering.context import Lowering, Tensor
 from ....program.lowering.elementwise import elementwise, full
 from ....program.lowering.reduce import row_map
-from ....program.lowering.views import reshape
 from ....program.steps.row_program import SUM, Values
 from ...folds import in_order
 from ...onnx.nn.normalization import log_softmax_row
+from ...onnx.tensor.indexing import elements_of_rows, order_of
 from .search import LOWEST, Count, goes_on, number_of
 
 _FAR_BEHIND: Final = -1e9
@@ -125,11 +124,7 @@ def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candida
     if (top := top_rows(ctx, totals, beams * 2, largest=True)) is not None:
         _, codes = top
     else:
-        order, _ = sort_rows(ctx, reshape(ctx, totals, (prompts, beams * vocabulary, 1)), descending=True)
-        codes = reshape(ctx, order, (prompts, beams * vocabulary))
-
-    def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return maps.source(totals).at([c[0], maps.source(codes).at(c)])
+        codes = order_of(ctx, totals)
 
     def is_end(maps: IndexMap, c: list[Scalar]) -> Scalar:
         token = s.trunc_modulo(maps.source(codes).at(c), maps.dim(vocabulary))
@@ -138,7 +133,7 @@ def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candida
     ends = gather_map(ctx, best, DType.INT32, is_end)
     goes_on = elementwise(ctx, lambda x: 1 - x, ends)
     before = scan(ctx, SUM, ctx.materialize(goes_on), 1, exclusive=True, reverse=False)
-    return _Candidates(codes, gather_map(ctx, best, DType.FLOAT32, score), ends, before, vocabulary)
+    return _Candidates(codes, elements_of_rows(ctx, totals, codes, best), ends, before, vocabulary)
 
 
 def _merged(
@@ -160,11 +155,7 @@ def _merged(
         return s.where(is_old, old, maps.source(others).at([c[0], c[1] - count], c[1] >= count, 0.0))
 
     keys = gather_map(ctx, (prompts, beams * 2), DType.FLOAT32, key)
-    order, _ = sort_rows(ctx, reshape(ctx, keys, (prompts, beams * 2, 1)), descending=True)
-    best = reshape(ctx, order, (prompts, beams * 2))
-
-    def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return maps.source(keys).at([c[0], maps.source(best).at(c)])
+    best = order_of(ctx, keys)
 
     def size(maps: IndexMap, c: list[Scalar]) -> Scalar:
         which, count = maps.source(best).at(c), maps.dim(beams)
@@ -181,7 +172,7 @@ def _merged(
         return s.where(is_old, old, maps.source(sequences).at([row, c[2]], is_new, pad))
 
     return (
-        gather_map(ctx, (prompts, beams), DType.FLOAT32, score),
+        elements_of_rows(ctx, keys, best, (prompts, beams)),
         gather_map(ctx, (prompts, beams), DType.INT32, size),
         gather_map(ctx, (prompts, beams, room), DType.INT32, token),
     )

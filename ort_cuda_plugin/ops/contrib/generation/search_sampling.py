@@ -13,7 +13,6 @@ import numpy as np
 
 from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ....kernels.scan_sort.scan import scan
-from ....kernels.scan_sort.select import sort_rows
 from ....model.ir import DType
 from ....program.expressions import scalar as s
 from ....program.expressions.scalar import Scalar
@@ -24,6 +23,7 @@ from ....program.steps.row_program import SUM, Values
 from ...folds import in_order
 from ...onnx.math.random import drawn_classes
 from ...onnx.nn.normalization import softmax_row
+from ...onnx.tensor.indexing import elements_of_rows, order_of
 
 _FACTOR: Final = 16807
 _MODULUS: Final = 2**31 - 1
@@ -46,13 +46,8 @@ class Filter:
 def filtered_scores(ctx: Lowering, scores: Tensor, how: Filter) -> Tensor:
     """Apply the filter to float32 ``scores`` [rows, vocabulary]."""
     rows, vocabulary = scores.shape
-    order, _ = sort_rows(ctx, reshape(ctx, scores, (rows, vocabulary, 1)), descending=how.from_best)
-    order = reshape(ctx, order, (rows, vocabulary))
-
-    def in_order(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return maps.source(scores).at([c[0], maps.source(order).at(c)])
-
-    (probabilities,) = row_map(ctx, softmax_row, [1], gather_map(ctx, (rows, vocabulary), DType.FLOAT32, in_order))
+    order = order_of(ctx, scores, descending=how.from_best)
+    (probabilities,) = row_map(ctx, softmax_row, [1], elements_of_rows(ctx, scores, order, scores.shape))
     sums = scan(ctx, SUM, ctx.contiguous(probabilities), 1, exclusive=how.from_best, reverse=False)
     result = ctx.empty((rows, vocabulary), DType.FLOAT32)
     top_p = np.float32(how.top_p)

@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ....kernels.elementwise.index_map import IndexMap, Source, gather_map
-from ....kernels.scan_sort.select import sort_rows
 from ....model.ir import DType
 from ....program.expressions import scalar as s
 from ....program.expressions.scalar import Scalar
-from ....program.expressions.symbolic import Dim, floordiv, product
+from ....program.expressions.symbolic import Dim, floordiv
 from ....program.lowering.context import Lowering, Tensor
 from ....program.lowering.reduce import row_map
-from ....program.lowering.views import reshape
 from ....program.steps.row_program import MAX, SUM, Row
 from ... import requirements as require
 from ...onnx.nn.normalization import Outputs, rms_normalized
+from ...onnx.tensor.indexing import order_of
 
 PositionOf: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
 Predicate: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
@@ -129,13 +128,6 @@ def best_first(ctx: Lowering, scores: Tensor, allowed: Predicate) -> Tensor:
 def ranked(score: Scalar, allowed: Scalar) -> Scalar:
     """Return the score, or -inf if it is NaN or not allowed."""
     return s.where(allowed & s.equal(score, score), score, -math.inf)
-
-
-def order_of(ctx: Lowering, scores: Tensor) -> Tensor:
-    """Argsort the last dimension of ``scores`` [..., count], greatest first."""
-    *outer, count = scores.shape
-    order, _ = sort_rows(ctx, reshape(ctx, scores, [product(outer), count, 1]), descending=True)
-    return reshape(ctx, order, scores.shape)
 
 
 def complete(position: Scalar, ratio: int) -> Scalar:

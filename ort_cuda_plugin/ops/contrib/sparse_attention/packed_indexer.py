@@ -19,6 +19,7 @@ from ....program.lowering.context import Lowering, Tensor
 from ....program.lowering.views import reshape
 from ....program.steps.row_program import SUM
 from ... import requirements as require
+from ...onnx.tensor.indexing import order_of
 from ...outputs import is_used
 from ...registry import INT32, INT64, UP_TO_FLOAT32, I, M, T, contrib_op
 from ..attention.multi_head import split_columns
@@ -143,7 +144,7 @@ def packed_sparse_attention_indexer(
     q = parts.normalized(ctx, reshape(ctx, query, [count, heads, size]), query_norm_weight, epsilon)
     q = rotary(q, position, sequence)
     seen = _seen(ctx, steps, count, position)
-    order = parts.order_of(ctx, _scores(ctx, steps, seen, q, state, head_weights, scale, head_weight_scale))
+    order = order_of(ctx, _scores(ctx, steps, seen, q, state, head_weights, scale, head_weight_scale))
     picked = (token_budget or 0) // ratio if by_tokens else index_topk or 0
     chosen = _chosen(ctx, steps, seen, order, picked)
     # Write present buffers after all reads of past buffers: the caller may bind past and present to one buffer.

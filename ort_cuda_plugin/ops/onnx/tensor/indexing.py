@@ -9,6 +9,7 @@ import numpy as np
 
 from ....kernels.codegen.source import constant_number
 from ....kernels.elementwise.index_map import IndexMap, Source, gather_map
+from ....kernels.scan_sort.select import sort_rows
 from ....model.ir import DType
 from ....program.expressions import scalar as s
 from ....program.expressions.scalar import Scalar
@@ -39,6 +40,27 @@ def select_index(ctx: Lowering, x: Tensor, axis: int, index: Dim) -> Tensor:
     offset = x.offset + position * x.strides[axis]
     kept = [other for other in range(x.rank) if other != axis]
     return ctx.view(x, [x.shape[other] for other in kept], [x.strides[other] for other in kept], offset)
+
+
+def order_of(ctx: Lowering, x: Tensor, *, descending: bool = True) -> Tensor:
+    """Argsort the last dimension of x, as int64; the sort is stable."""
+    *outer, count = x.shape
+    order, _ = sort_rows(ctx, reshape(ctx, x, [product(outer), count, 1]), descending=descending)
+    return reshape(ctx, order, x.shape)
+
+
+def elements_of_rows(ctx: Lowering, x: Tensor, columns: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """Return, with the 2-D ``shape``, element ``columns[row, i]`` of each row of x; all indices are valid."""
+    return gather_map(ctx, shape, x.dtype, lambda maps, c: maps.source(x).at([c[0], maps.source(columns).at(c)]))
+
+
+def chosen_slices(ctx: Lowering, x: Tensor, axis: int, slices: Tensor) -> Tensor:
+    """Gather ``slices`` of x along ``axis``; all indices are valid."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(x).at([*c[:axis], maps.source(slices).at([c[axis]]), *c[axis + 1 :]])
+
+    return gather_map(ctx, (*x.shape[:axis], slices.shape[0], *x.shape[axis + 1 :]), x.dtype, element)
 
 
 @op("Gather", since=1, types={"T": ALL_TENSORS, "Tind": INDICES})

@@ -18,6 +18,7 @@ from ....program.lowering.views import permute, reshape
 from ... import requirements as require
 from ...axes import normalize_axis
 from ...registry import ALL_TENSORS, ARITHMETIC, BOOL, T1, B, HostTensor, Int64, T, contrib_op, op
+from .indexing import chosen_slices, order_of
 
 
 def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
@@ -31,8 +32,7 @@ def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[
         back = [*range(at), len(others), *range(at, len(others))]
         values, indices = (permute(ctx, reshape(ctx, y, (*others, k)), back) for y in found)
         return values, indices
-    order, _ = sort_rows(ctx, reshape(ctx, flat, (product(others), n, 1)), descending=largest)
-    order = reshape(ctx, order, (*others, n))
+    order = reshape(ctx, order_of(ctx, flat, descending=largest), (*others, n))
     shape = [*x.shape[:at], k, *x.shape[at + 1 :]]
 
     def index(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -137,12 +137,7 @@ def unique(ctx: Lowering, x: T, *, axis: int | None = None, sorted: int = 1) -> 
     scatter_map(ctx, (n,), inverse, member)
     if number is not None:
         first, counts = (_scattered(ctx, t, number) for t in (first, counts))
-    indices = first
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return maps.source(x).at([*c[:at], maps.source(indices).at([c[at]]), *c[at + 1 :]])
-
-    return gather_map(ctx, [*x.shape[:at], count, *x.shape[at + 1 :]], x.dtype, element), indices, inverse, counts
+    return chosen_slices(ctx, x, at, first), first, inverse, counts
 
 
 def _order_of_appearance(ctx: Lowering, first: Tensor, n: Dim) -> Tensor:
@@ -180,10 +175,10 @@ def non_max_suppression(
     require.shape(ctx, (batches, n, 4), boxes=boxes)
     limit = ctx.constant(np.zeros(1, np.int64)) if limit is None else limit
     overlap = ctx.constant(np.zeros(1, np.float32)) if overlap is None else overlap
-    order, _ = sort_rows(ctx, reshape(ctx, scores, (batches * classes, n, 1)), descending=True)
-    kept = suppress_boxes(ctx, boxes, scores, order, limit, overlap, score_threshold, center=bool(center_point_box))
-    shape = (batches, classes, n)
-    flags, order = reshape(ctx, kept, shape), reshape(ctx, order, shape)
+    order = order_of(ctx, scores)
+    flat = reshape(ctx, order, (batches * classes, n))
+    kept = suppress_boxes(ctx, boxes, scores, flat, limit, overlap, score_threshold, center=bool(center_point_box))
+    flags = reshape(ctx, kept, scores.shape)
     before, count = _found(ctx, flags, "number of boxes that NonMaxSuppression keeps")
     result = ctx.empty((count, 3), DType.INT64)
 
@@ -193,7 +188,7 @@ def non_max_suppression(
         value = s.where(s.equal(column, 0), c[0], value)
         return [maps.source(before).at(at), column], value, maps.source(flags).at(at)
 
-    scatter_map(ctx, (*shape, 3), result, box)
+    scatter_map(ctx, (*scores.shape, 3), result, box)
     return result
 
 
