@@ -24,7 +24,7 @@ from ...onnx.tensor.indexing import select_index
 from ...onnx.tensor.slicing import concat
 from ...outputs import is_used
 from ...registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, contrib_op
-from .multi_head import MASKED, Masking, separate, split_columns
+from .multi_head import MASKED, Masking, separate, split_columns, with_bias
 
 CHUNK_BYTES: Final = 16
 """Size in bytes of a chunk of a key in a chunked cache; a thread loads it as one vector."""
@@ -66,7 +66,9 @@ def decoder_masked_multi_head_attention(
         if past_key is not None or is_used(ctx, 1) or is_used(ctx, 2):
             what, wanted = "past_key, present_key and present_value", "be left out if key has rank 4 (cross attention)"
             raise require.violation(what, wanted, "at least one of them")
-        q = query if bias is None else _biased(ctx, query, part(ctx, bias, 0, 0, query.shape[2]))
+        q = query
+        if bias is not None:
+            q = elementwise(ctx, lambda a, b: a + b, query, part(ctx, bias, 0, 0, query.shape[2]))
         keys, values, present = key, value, (key, value)
     else:
         q, k, v = _new_token(ctx, query, key, value, bias, num_heads)
@@ -116,10 +118,6 @@ def decoder_masked_self_attention(
     return output, concat(ctx, unsqueeze(ctx, key, (0,)), unsqueeze(ctx, value, (0,)), axis=0)
 
 
-def _biased(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
-    return elementwise(ctx, lambda a, b: a + b, x, bias)
-
-
 def _new_token(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,11 +125,8 @@ def _new_token(
 
     Without a key, all three are unpacked from the query.
     """
-    query, key, value = separate(ctx, query, key, value, 1, 1)
-    if bias is not None:
-        require.rank(1, bias=bias)
-        parts = split_columns(ctx, bias, [x.shape[2] for x in (query, key, value)], "the bias")
-        query, key, value = (_biased(ctx, x, b) for x, b in zip((query, key, value), parts, strict=True))
+    given = separate(ctx, query, key, value, 1, 1)
+    query, key, value = with_bias(ctx, given, bias, [x.shape[2:] for x in given])
     return query, split_heads(ctx, key, heads), split_heads(ctx, value, heads)
 
 

@@ -79,7 +79,6 @@ def group_query_attention(
     if sliding_window_cache and is_used(ctx, 3):
         found = "1, and the node has the output output_qk"
         raise require.unsupported("attribute", "sliding_window_cache", found, "0 with this output")
-    require.heads(num_heads, kv_num_heads)
     require.one_of((0, 1, 2), qk_output=qk_output)
     require.one_of((0, 1), causal=causal)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)

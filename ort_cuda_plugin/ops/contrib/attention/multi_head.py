@@ -14,7 +14,7 @@ from ....kernels.elementwise.index_map import IndexMap, gather_map
 from ....model.ir import DType
 from ....program.expressions import scalar as s
 from ....program.expressions.scalar import Scalar
-from ....program.expressions.symbolic import Dim, eq, floordiv, logical_or, sym_max
+from ....program.expressions.symbolic import Dim, eq, floordiv, logical_or, product, sym_max
 from ....program.lowering.context import Lowering, Tensor
 from ....program.lowering.elementwise import elementwise, full
 from ....program.lowering.views import part, permute, reshape, unsqueeze
@@ -112,6 +112,18 @@ def split_columns(ctx: Lowering, x: Tensor, sizes: Sequence[Dim], what: str) -> 
         starts.append(starts[-1] + size)
     require.dim(ctx, axis, starts[-1], **{what: x})
     return [part(ctx, x, axis, start, size) for start, size in zip(starts, sizes, strict=False)]
+
+
+def with_bias(
+    ctx: Lowering, inputs: Sequence[Tensor], bias: Tensor | None, shapes: Sequence[Sequence[Dim]]
+) -> Sequence[Tensor]:
+    """Add consecutive parts of ``bias``, viewed with ``shapes``, to the inputs; None adds nothing."""
+    if bias is None:
+        return inputs
+    require.rank(1, bias=bias)
+    parts = split_columns(ctx, bias, [product(shape) for shape in shapes], "the bias")
+    added = [reshape(ctx, part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [elementwise(ctx, lambda a, b: a + b, x, y) for x, y in zip(inputs, added, strict=True)]
 
 
 def separate(
@@ -299,17 +311,9 @@ def heads_of_inputs(
         given = [split_heads(ctx, query, heads), *unpacked(key, 2, "packed key")]
     else:
         given = [split_heads(ctx, x, heads) for x in (query, key, value)]
-    if bias is None:
-        return given[0], given[1], given[2]
-    require.rank(1, bias=bias)
-    biases = split_columns(ctx, bias, [x.shape[1] * x.shape[3] for x in given], "the bias")
-    biased = [
-        elementwise(ctx, lambda value, added: value + added, x, reshape(ctx, b, [x.shape[1], 1, x.shape[3]]))
-        for x, b in zip(given, biases, strict=True)
-    ]
-    if key is not None and key.rank == 4:  # keys and values of rank 4 already include their bias
-        biased[1:] = given[1:]
-    return biased[0], biased[1], biased[2]
+    q, k, v = with_bias(ctx, given, bias, [[x.shape[1], 1, x.shape[3]] for x in given])
+    # Keys and values of rank 4 already include their bias.
+    return (q, given[1], given[2]) if key is not None and key.rank == 4 else (q, k, v)
 
 
 # ---- grouped queries and their cache ----
@@ -319,6 +323,7 @@ def grouped_heads(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q, K and V [batch, heads, sequence, size]; without a key, unpack all three from the query."""
+    require.heads(heads, kv_heads)
     require.rank(3, query=query)
     q, k, v = separate(ctx, query, key, value, heads, kv_heads)
     return split_heads(ctx, q, heads), split_heads(ctx, k, kv_heads), split_heads(ctx, v, kv_heads)

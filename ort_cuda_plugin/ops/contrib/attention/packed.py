@@ -24,7 +24,7 @@ from ...onnx.attention.attention import attend
 from ...onnx.math.matmul import affine
 from ...onnx.tensor.indexing import select_index
 from ...registry import FLOAT_OR_HALF, INT32, M, T, contrib_op
-from .multi_head import MASKED, Masking, projection_sizes, split_columns
+from .multi_head import MASKED, Masking, projection_sizes, split_columns, with_bias
 
 # ---- padding ----
 
@@ -147,14 +147,7 @@ def packed_multi_head_attention(
         heads = [select_index(ctx, query, 2, number) for number in range(3)]
     else:
         heads = [_heads_of_tokens(ctx, x, num_heads) for x in (query, key, value)]
-    if bias is not None:
-        require.rank(1, bias=bias)
-        parts = split_columns(ctx, bias, [x.shape[1] * x.shape[2] for x in heads], "the bias")
-        heads = [
-            elementwise(ctx, lambda a, b: a + b, x, reshape(ctx, b, x.shape[1:]))
-            for x, b in zip(heads, parts, strict=True)
-        ]
-    q, k, v = heads
+    q, k, v = with_bias(ctx, heads, bias, [x.shape[1:] for x in heads])
     return _attended(ctx, q, k, v, token_offset, cumulative_sequence_length, attention_bias, scale)
 
 

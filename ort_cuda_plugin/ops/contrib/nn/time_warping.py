@@ -11,10 +11,8 @@ from ....program.lowering.views import squeeze
 from ... import requirements as require
 from ...registry import FLOAT32, INT32, F, contrib_op
 
-_TYPES = {"F": FLOAT32, "I": INT32}
 
-
-@contrib_op("DynamicTimeWarping", **_TYPES)
+@contrib_op("DynamicTimeWarping", F=FLOAT32, I=INT32)
 def dynamic_time_warping(ctx: Lowering, cost: F) -> Tensor:
     """Return rows and columns [2, steps] of the cheapest path through a cost matrix."""
     if cost.rank == 3:

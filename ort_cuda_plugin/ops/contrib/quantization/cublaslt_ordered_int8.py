@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ....model.ir import DType
@@ -32,6 +33,12 @@ _WIDTH: Final = 32
 def check_order(order: int, *supported: int) -> None:
     require.that(order in range(5), "order", "be the number of a cuBLASLt memory order, 0 to 4", order)
     require.supported(order in supported, "attribute", "order", order, ", ".join(map(str, supported)))
+
+
+def check_orders(rows: Sequence[int], columns: Sequence[int] = ()) -> None:
+    """Check that the orders ``rows`` are row-major, and ``columns`` column-major."""
+    for order, wanted in (*((order, ROW) for order in rows), *((order, COL) for order in columns)):
+        check_order(order, wanted)
 
 
 def from_order(ctx: Lowering, x: Tensor, order: int, *, inverse: bool = False) -> Tensor:
@@ -93,8 +100,7 @@ def qordered_layer_normalization(
     order_X: int = ROW,
     order_Y: int = ROW,
 ) -> Tensor:
-    check_order(order_X, ROW)
-    check_order(order_Y, ROW)
+    check_orders((order_X, order_Y))
 
     def program(row: Row, value: Scalar, factor: Scalar, *added: Scalar) -> Outputs:
         difference = value - row.mean(value)
@@ -126,8 +132,7 @@ def qordered_matmul(
     order_Y: int,
 ) -> Tensor:
     """Return (a @ b * scale_a * scale_b + c * scale_c) / scale_y + bias as int8; only b is column-major."""
-    for order, wanted in ((order_A, ROW), (order_B, COL), (order_Y, ROW)):
-        check_order(order, wanted)
+    check_orders((order_A, order_Y), (order_B,))
     require.rank((2, 3), A=a, B=b, C=c)
     require.all_or_none(C=c, scale_C=scale_c)
     total = matrix_product(ctx, shifted(ctx, a, None), shifted(ctx, from_order(ctx, b, COL), None))

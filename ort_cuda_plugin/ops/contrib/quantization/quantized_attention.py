@@ -89,8 +89,7 @@ def qordered_attention(
     unidirectional: int = 0,
 ) -> Tensor:
     """Compute int8 attention with column-major weights, and a scale for the result of each GEMM and of the softmax."""
-    for order, wanted in ((order_input, ordered.ROW), (order_weight, ordered.COL), (order_output, ordered.ROW)):
-        ordered.check_order(order, wanted)
+    ordered.check_orders((order_input, order_output), (order_weight,))
     if past is not None or attention_bias is not None or unidirectional:
         what = "past, attention_bias or unidirectional = 1"
         raise require.unsupported("attribute", what, "given", "none of them")
@@ -161,14 +160,7 @@ def qordered_longformer_attention(
     window: int,
 ) -> Tensor:
     """Compute int8 projections, with biases in units of the result's scale, and Longformer attention in float16."""
-    orders = (
-        (order_input, ordered.ROW),
-        (order_output, ordered.ROW),
-        (order_weight, ordered.COL),
-        (order_global_weight, ordered.COL),
-    )
-    for order, wanted in orders:
-        ordered.check_order(order, wanted)
+    ordered.check_orders((order_input, order_output), (order_weight, order_global_weight))
     require.rank(3, input=x)
     require.rank(2, weight=weight, global_weight=global_weight)
     require.least(1, num_heads=num_heads)

@@ -53,7 +53,6 @@ def sparse_attention(
     Head h has layout h % layouts. New keys begin at index 0 for a prompt; otherwise they are the last keys of a
     sequence.
     """
-    require.heads(num_heads, kv_num_heads)
     require.least(1, sparse_block_size=sparse_block_size)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, _ = q.shape

@@ -256,7 +256,6 @@ def dynamic_sparse_attention(
         raise require.violation("selected_kv_source", wanted, found)
     require.one_of((1,), is_causal=is_causal)
     require.one_of((0,), output_bf16=output_bf16)
-    require.heads(num_heads, kv_num_heads)
     require.all_or_none(past_key=past_key, past_value=past_value)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, size = q.shape

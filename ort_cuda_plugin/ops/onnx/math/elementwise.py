@@ -99,10 +99,10 @@ def binary(name: str, since: int, fn: Callable[[Scalar, Scalar], Scalar], types:
     If ``since`` is 7, version 1 is registered as well, with the attributes of `aligned`.
     """
 
+    @op(name, since=since, types={"T": types})
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
         return elementwise(ctx, fn, a, b)
 
-    op(name, since=since, types={"T": types})(function)
     if since == BROADCAST_SINCE:
 
         @op(name, since=1, types={"T": types})

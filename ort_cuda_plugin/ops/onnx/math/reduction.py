@@ -118,25 +118,23 @@ _extreme("ReduceMax", lambda row, x: row.reduce(MAX, x))
 _extreme("ReduceMin", lambda row, x: row.reduce(MIN, x))
 
 
-def _arg(ctx: Lowering, x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Tensor:
-    axis = normalize_axis(axis, max(x.rank, 1))
-    if x.rank == 0:  # the index in a scalar is 0, as in the CPU provider
-        return ctx.constant(np.array(0, np.int64))
-    rest = product(dim for index, dim in enumerate(x.shape) if index != axis)
-    has_rows_with_elements = logical_or(lt(0, x.shape[axis]), eq(rest, 0))
-    require.holds(ctx, has_rows_with_elements, "data", f"have elements along axis {axis}", "none")
-    find = (arg_max if largest else arg_min)(bool(last))
-    return reduce(ctx, lambda row, e: row.reduce_all(find, e, row.index)[1], x, [axis], keepdims != 0)
+def _arg(name: str, find: Callable[[bool], Reduction]) -> Callable[..., Tensor]:
+    @op(name, since=1, types={"T": ARITHMETIC})
+    def function(ctx: Lowering, x: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+        axis = normalize_axis(axis, max(x.rank, 1))
+        if x.rank == 0:  # the index in a scalar is 0, as in the CPU provider
+            return ctx.constant(np.array(0, np.int64))
+        rest = product(dim for index, dim in enumerate(x.shape) if index != axis)
+        has_rows_with_elements = logical_or(lt(0, x.shape[axis]), eq(rest, 0))
+        require.holds(ctx, has_rows_with_elements, "data", f"have elements along axis {axis}", "none")
+        first = find(bool(select_last_index))
+        return reduce(ctx, lambda row, e: row.reduce_all(first, e, row.index)[1], x, [axis], keepdims != 0)
+
+    return function
 
 
-@op("ArgMax", since=1, types={"T": ARITHMETIC})
-def argmax(ctx: Lowering, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _arg(ctx, data, axis, keepdims, select_last_index, largest=True)
-
-
-@op("ArgMin", since=1, types={"T": ARITHMETIC})
-def argmin(ctx: Lowering, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
-    return _arg(ctx, data, axis, keepdims, select_last_index, largest=False)
+argmax = _arg("ArgMax", arg_max)
+_arg("ArgMin", arg_min)
 
 
 def _cumulative(name: str, since: int, reduction: Reduction) -> None:

@@ -21,6 +21,8 @@ from .indexing import check_within, index_tuple, wrapped
 
 Target: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
 """Maps the coordinates of an update to coordinates in the result, and whether these are valid."""
+Update: TypeAlias = Callable[[IndexMap, list[Scalar], Scalar], tuple[Scalar, Scalar]]
+"""Maps the coordinates of an element and the number of an update to the update, and whether it is the element's."""
 
 REDUCTIONS = {
     "none": None,
@@ -57,28 +59,17 @@ def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, target: Target, reduc
     return result if dtype is data.dtype else elementwise(ctx, lambda x: s.cast(x, data.dtype), result)
 
 
-def _in_order(ctx: Lowering, data: Tensor, reduction: str) -> Combination | None:
-    """Return the combination that a deterministic session applies to floats in the order of the updates.
-
-    Return None if the order is free: in other sessions, for other types, and without a reduction.
-    """
-    if not (ctx.options.deterministic and data.dtype.is_float):
-        return None
-    return REDUCTIONS.get(reduction)
-
-
-def _gather_updates(
-    ctx: Lowering,
-    data: Tensor,
-    how: Combination,
-    count: Dim,
-    update: Callable[[IndexMap, list[Scalar], Scalar], tuple[Scalar, Scalar]],
+def _updated(
+    ctx: Lowering, data: Tensor, updates: Tensor, target: Target, reduction: str, count: Dim, update: Update
 ) -> Tensor:
-    """Combine each element with its updates in order, for the same bits in every Run.
+    """Return `_scatter`, or if a deterministic session reduces floats, each element combined with its updates in order.
 
-    ``update(maps, c, j)`` returns update j of ``count``, and whether it belongs to element c. The work is the number of
-    elements times ``count``.
+    The latter gives the same bits in every Run. ``update(maps, c, j)`` returns update j of ``count``, and whether it
+    belongs to element c. The work is the number of elements times ``count``.
     """
+    how = REDUCTIONS.get(reduction)
+    if how is None or not (ctx.options.deterministic and data.dtype.is_float):
+        return _scatter(ctx, data, updates, target, reduction)
     dtype = _accumulator(data.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -113,10 +104,6 @@ def scatter_elements(
         index, inside = wrapped(maps.source(indices).at(c), maps.dim(dim))
         return [*c[:axis], index, *c[axis + 1 :]], inside
 
-    ordered = _in_order(ctx, data, reduction)
-    if ordered is None:
-        return _scatter(ctx, data, updates, target, reduction)
-
     def update(maps: IndexMap, c: list[Scalar], j: Scalar) -> tuple[Scalar, Scalar]:
         at = [*c[:axis], j, *c[axis + 1 :]]
         inside = s.constant(True, DType.BOOL)
@@ -127,7 +114,7 @@ def scatter_elements(
         is_own = inside & s.equal(index, c[axis])
         return maps.source(updates).at(at, is_own), is_own
 
-    return _gather_updates(ctx, data, ordered, indices.shape[axis], update)
+    return _updated(ctx, data, updates, target, reduction, indices.shape[axis], update)
 
 
 def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tensor) -> int:
@@ -154,10 +141,6 @@ def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction:
         index, inside = index_tuple(maps.source(indices), maps.source(data), c[:lead], 0, length)
         return [*index, *c[lead:]], inside
 
-    ordered = _in_order(ctx, data, reduction)
-    if ordered is None:
-        return _scatter(ctx, data, updates, target, reduction)
-
     def update(maps: IndexMap, c: list[Scalar], j: Scalar) -> tuple[Scalar, Scalar]:
         at: list[Scalar] = []
         for dim in reversed(indices.shape[:-1]):
@@ -168,4 +151,4 @@ def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction:
             is_own = is_own & s.equal(found, own)
         return maps.source(updates).at([*at, *c[length:]], is_own), is_own
 
-    return _gather_updates(ctx, data, ordered, product(indices.shape[:-1]), update)
+    return _updated(ctx, data, updates, target, reduction, product(indices.shape[:-1]), update)
