@@ -9,9 +9,10 @@ the ONNX attributes with their names and defaults::
 An input's annotation names its ONNX type constraint: an alias such as ``T`` or ``Tind`` below. ``Tensor`` means the
 only constraint, or else ``T``; ``Int64`` and ``Float32`` are inputs with a fixed type; ``HostTensor`` marks an integer
 input that determines shapes, which the function reads by ``ctx.host_values``. An input that may be ``None`` is
-optional, ``*inputs`` is variadic. A ``TypedDict`` holds optional attributes that operators share,
-``**window: Unpack[WindowAttributes]``. Several functions may serve one operator: each serves the versions from its
-``since`` until the ``since`` of the next function, or to its own ``until``.
+optional, ``*inputs`` is variadic. `attributes_of` declares attributes that a function passes on to another; a
+``TypedDict`` holds optional attributes that operators share, ``**window: Unpack[WindowAttributes]``. Several functions
+may serve one operator: each serves the versions from its ``since`` until the ``since`` of the next function, or to its
+own ``until``.
 """
 
 from __future__ import annotations
@@ -293,6 +294,21 @@ def with_numbers(function: Function, defaults: Mapping[str, float | None], input
     ]
     function.__signature__ = inspect.Signature([*parameters[:inputs], *own, *numbers])  # type: ignore[attr-defined]
     return function
+
+
+def attributes_of(source: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Declare the keyword-only parameters of ``source`` as attributes of a function that passes them on.
+
+    The decorated function, which is not an operator yet, takes them as ``**attributes: Any``.
+    """
+    passed = [p for p in inspect.signature(source).parameters.values() if p.kind == p.KEYWORD_ONLY]
+
+    def declare(function: Function) -> Function:
+        *own, _ = inspect.signature(function).parameters.values()
+        function.__signature__ = inspect.Signature([*own, *passed])  # type: ignore[attr-defined]
+        return function
+
+    return declare
 
 
 def contrib_op(name: str, **types: frozenset[DType]) -> Callable[[Function], Function]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from ...program.steps.row_program import Reduction, Values
 from .. import requirements as require
 from ..folds import in_order
 from ..onnx.math.elementwise import cast
-from ..registry import T1, T, op
+from ..registry import T1, T, attributes_of, op
 from .features import DOMAIN, NUMBERS
 from .forest import (
     COMPARISONS,
@@ -211,28 +211,13 @@ def _regress(
 # ---- attributes of versions 1 to 3 ----
 
 
-class NodeAttributes(TypedDict, total=False):
-    """Parallel lists of the nodes of trees; see `_tree_lists`."""
-
-    nodes_falsenodeids: tuple[int, ...]
-    nodes_featureids: tuple[int, ...]
-    nodes_hitrates: tuple[float, ...]
-    nodes_hitrates_as_tensor: Constant | None
-    nodes_missing_value_tracks_true: tuple[int, ...]
-    nodes_modes: tuple[str, ...]
-    nodes_nodeids: tuple[int, ...]
-    nodes_treeids: tuple[int, ...]
-    nodes_truenodeids: tuple[int, ...]
-    nodes_values: tuple[float, ...]
-    nodes_values_as_tensor: Constant | None
-
-
 def _tree_lists(
     dtype: DType, treeids: IntList, nodeids: IntList, ids: IntList, weights: Numbers, num_targets: int, *,
-    nodes_falsenodeids: IntList = (), nodes_featureids: IntList = (), nodes_hitrates: FloatList = (),
-    nodes_hitrates_as_tensor: Constant | None = None, nodes_missing_value_tracks_true: IntList = (),
-    nodes_modes: Sequence[str] = (), nodes_nodeids: IntList = (), nodes_treeids: IntList = (),
-    nodes_truenodeids: IntList = (), nodes_values: FloatList = (), nodes_values_as_tensor: Constant | None = None,
+    nodes_falsenodeids: tuple[int, ...] = (), nodes_featureids: tuple[int, ...] = (),
+    nodes_hitrates: tuple[float, ...] = (), nodes_hitrates_as_tensor: Constant | None = None,
+    nodes_missing_value_tracks_true: tuple[int, ...] = (), nodes_modes: tuple[str, ...] = (),
+    nodes_nodeids: tuple[int, ...] = (), nodes_treeids: tuple[int, ...] = (), nodes_truenodeids: tuple[int, ...] = (),
+    nodes_values: tuple[float, ...] = (), nodes_values_as_tensor: Constant | None = None,
 ) -> Forest:  # fmt: skip
     """Build trees whose nodes have a tree id and a node id; the first node of a tree is its root."""
     thresholds = _numbers(nodes_values, nodes_values_as_tensor, dtype, "nodes_values")
@@ -313,6 +298,7 @@ class _Names:
 
 
 @op("TreeEnsembleRegressor", domain=DOMAIN, since=1, types={"T": NUMBERS})
+@attributes_of(_tree_lists)
 def tree_ensemble_regressor(
     ctx: Lowering,
     x: T,
@@ -327,7 +313,7 @@ def tree_ensemble_regressor(
     target_treeids: tuple[int, ...] = (),
     target_weights: tuple[float, ...] = (),
     target_weights_as_tensor: Constant | None = None,
-    **nodes: Unpack[NodeAttributes],
+    **nodes: Any,
 ) -> Tensor:
     dtype = _compute_type(x)
 
@@ -341,6 +327,7 @@ def tree_ensemble_regressor(
 
 
 @op("TreeEnsembleClassifier", domain=DOMAIN, since=1, types={"T1": NUMBERS})
+@attributes_of(_tree_lists)
 def tree_ensemble_classifier(
     ctx: Lowering,
     x: T1,
@@ -355,7 +342,7 @@ def tree_ensemble_classifier(
     classlabels_int64s: tuple[int, ...] = (),
     classlabels_strings: tuple[str, ...] = (),
     post_transform: str = "NONE",
-    **nodes: Unpack[NodeAttributes],
+    **nodes: Any,
 ) -> tuple[Tensor, ...]:
     require.supported(not classlabels_strings, "dtype", "classlabels_strings", "given", "classlabels_int64s")
     if len(classlabels_int64s) < 2:

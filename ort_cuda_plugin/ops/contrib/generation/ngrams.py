@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Required, TypedDict, Unpack
+from typing import Any
 
 from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
 from ....model.ir import DType
@@ -16,7 +16,7 @@ from ....program.steps.row_program import Reduction, Values
 from ... import requirements as require
 from ...folds import in_order
 from ...outputs import is_used
-from ...registry import FLOAT32, INDICES, INT32, INT64, Int32, M, S, T, Tid, contrib_op
+from ...registry import FLOAT32, INDICES, INT32, INT64, Int32, M, S, T, Tid, attributes_of, contrib_op
 from ..packed_tokens import PackedTokens, check_capture
 
 
@@ -55,15 +55,6 @@ _ANY = Reduction(lambda dtypes: (s.constant(0, DType.INT64),), lambda a, b: (a[0
 
 Token = Callable[[Scalar], tuple[Scalar, Scalar]]
 """Maps a distance back from the current token to the token there, and whether it belongs to an earlier text."""
-
-
-class HashAttributes(TypedDict, total=False):
-    """Attributes of both hash mappings; see `_Hashes`."""
-
-    max_ngram_size: Required[int]
-    n_head_per_ngram: Required[int]
-    pad_id: Required[int]
-    reset_on_eos: int
 
 
 class _Hashes:
@@ -125,6 +116,7 @@ class _Hashes:
 
 
 @contrib_op("NGramHashMapping", M=INDICES)
+@attributes_of(_Hashes)
 def ngram_hash_mapping(
     ctx: Lowering,
     input_ids: M,
@@ -134,7 +126,7 @@ def ngram_hash_mapping(
     head_offsets: M | None = None,
     eos_token_id: M | None = None,
     segment_ids: Int32 | None = None,
-    **attributes: Unpack[HashAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Return hashes [batch, length, heads] and the last max_ngram_size - 1 ids. An empty vocabulary hashes to 0."""
     hashes = _Hashes(ctx, multipliers, vocab_sizes, head_offsets, eos_token_id, **attributes)
@@ -171,6 +163,7 @@ def ngram_hash_mapping(
 
 
 @contrib_op("VarlenNGramHashMapping", M=INDICES, S=INT32)
+@attributes_of(_Hashes)
 def varlen_ngram_hash_mapping(
     ctx: Lowering,
     input_ids: M,
@@ -185,7 +178,7 @@ def varlen_ngram_hash_mapping(
     capture_count: S | None = None,
     *,
     state_update_capacity: int = 0,
-    **attributes: Unpack[HashAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Return hashes [tokens, heads], present_ids, and if requested present_segment_ids and state_update."""
     hashes = _Hashes(ctx, multipliers, vocab_sizes, head_offsets, eos_token_id, **attributes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final
 
 from ....kernels.elementwise.index_map import IndexMap, Loads, gather_map, scatter_map
 from ....kernels.gemm.grouped_gemm import Choices, Shared, Weights, group_rows, grouped_product
@@ -23,7 +23,7 @@ from ....program.lowering.views import part, reshape, unsqueeze
 from ....program.steps.row_program import SUM, Row
 from ... import requirements as require
 from ...onnx.math.activation import gelu_tanh
-from ...registry import UP_TO_FLOAT32, T, contrib_op
+from ...registry import UP_TO_FLOAT32, T, attributes_of, contrib_op
 
 _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
     "relu": lambda x: s.maximum(x, 0.0),
@@ -40,21 +40,7 @@ An expert with score s is masked if best - s > 2 * _JITTER * max(abs(s), best).
 """
 
 
-class MixtureAttributes(TypedDict, total=False):
-    """Attributes of MoE and QMoE; see `Mixture`."""
-
-    activation_alpha: float
-    activation_beta: float
-    activation_type: str
-    k: int
-    normalize_routing_weights: int
-    swiglu_fusion: int
-    swiglu_limit: float | None
-    swiglu_limit_after_activation: int
-    use_sparse_mixer: int
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mixture:
     """How tokens choose experts, and the gate between the two GEMMs of an expert. Fields are ONNX attributes.
 
@@ -275,6 +261,7 @@ def _plain(
 
 
 @contrib_op("MoE", T=UP_TO_FLOAT32)
+@attributes_of(Mixture)
 def moe(
     ctx: Lowering,
     x: T,
@@ -285,7 +272,7 @@ def moe(
     fc2_experts_bias: T | None = None,
     fc3_experts_weights: T | None = None,
     fc3_experts_bias: T | None = None,
-    **attributes: Unpack[MixtureAttributes],
+    **attributes: Any,
 ) -> Tensor:
     """Compute a mixture of experts. Weights are declared as [experts, outputs, inputs] or [experts, inputs, outputs].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias, Unpack
+from typing import Any, Final, TypeAlias
 
 from ....kernels.elementwise.index_map import Loads
 from ....kernels.gemm.grouped_gemm import BLOCK, Shared, WeightBlock, WeightElement, Weights
@@ -14,10 +14,10 @@ from ....program.expressions.symbolic import Dim, ceildiv, eq, floordiv, product
 from ....program.lowering.context import Lowering, Tensor
 from ....program.lowering.views import reshape
 from ... import requirements as require
-from ...registry import FLOAT32, T1, T2, T4, UINT8, UP_TO_FLOAT32, T, contrib_op
+from ...registry import FLOAT32, T1, T2, T4, UINT8, UP_TO_FLOAT32, T, attributes_of, contrib_op
 from ..quantization.mixed_gemm_layout import raw_codes, try_interleaved
 from ..quantization.small_float_gemm import E2M1
-from .moe import Mixture, MixtureAttributes, check_tokens, settle_older_shape
+from .moe import Mixture, check_tokens, settle_older_shape
 
 _FLOATS_4: Final = {
     "fp4": (32, DType.FLOAT8E8M0),
@@ -187,6 +187,7 @@ def _check_block(kind: str, block: int) -> int:
     T2=UP_TO_FLOAT32 | {DType.FLOAT8E8M0, DType.FLOAT8E4M3FN},
     T4=FLOAT32,
 )
+@attributes_of(Mixture)
 def qmoe(
     ctx: Lowering,
     x: T,
@@ -219,7 +220,7 @@ def qmoe(
     fc3_expert_weight_bits: int | None = None,
     quant_type: str = "int",
     weights_prepacked: int = -1,
-    **attributes: Unpack[MixtureAttributes],
+    **attributes: Any,
 ) -> Tensor:
     """Compute MoE with quantized weights. Activations keep their type: ``accuracy_level`` and act_scales are unused."""
     require.one_of(("int", "fp8", *_FLOATS_4), quant_type=quant_type)

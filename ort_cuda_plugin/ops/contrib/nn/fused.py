@@ -6,7 +6,7 @@ Each is lowered as its original operators; the passes fuse them into one step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Unpack
+from typing import Any, Final, Unpack
 
 from ....model.ir import DType
 from ....program.expressions.symbolic import floordiv
@@ -19,11 +19,11 @@ from ...axes import normalize_axis
 from ...layouts import channels_first, channels_last
 from ...onnx.math.activation import fast_gelu, gelu_erf
 from ...onnx.math.elementwise import sum_like_first
-from ...onnx.math.matmul import GemmAttributes, gemm, matrix_product
+from ...onnx.math.matmul import gemm, matrix_product
 from ...onnx.nn.conv import conv
 from ...onnx.nn.normalization import softmax_row
 from ...onnx.nn.windows import ConvAttributes
-from ...registry import FLOATS, NO_BFLOAT16, UP_TO_FLOAT32, T, contrib_op, lookup
+from ...registry import FLOATS, NO_BFLOAT16, UP_TO_FLOAT32, T, attributes_of, contrib_op, lookup
 
 # ---- matrix products ----
 
@@ -82,6 +82,7 @@ def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[st
 
 
 @contrib_op("FusedGemm", T=FLOATS)
+@attributes_of(gemm)
 def fused_gemm(
     ctx: Lowering,
     a: T,
@@ -92,7 +93,7 @@ def fused_gemm(
     activation_alpha: float | None = None,
     activation_beta: float | None = None,
     activation_gamma: float | None = None,
-    **attributes: Unpack[GemmAttributes],
+    **attributes: Any,
 ) -> Tensor:
     given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
     result = gemm(ctx, a, b, c, **attributes)

@@ -21,7 +21,7 @@ from ...onnx.math.matmul import matrix_product
 from ...onnx.nn.normalization import softmax_row
 from ...onnx.nn.pooling import average_pool, global_average_pool
 from ...onnx.nn.quantization import dequantize_linear, dynamic_quantize_linear, quantize_linear_10, shifted
-from ...onnx.nn.recurrent import CellAttributes, lstm
+from ...onnx.nn.recurrent import lstm, per_direction
 from ...onnx.nn.windows import PoolAttributes
 from ...onnx.tensor.slicing import concat
 from ...registry import (
@@ -41,6 +41,7 @@ from ...registry import (
     TYZ,
     Float32,
     T,
+    attributes_of,
     contrib_op,
 )
 
@@ -260,6 +261,7 @@ def qgemm(
 
 
 @contrib_op("DynamicQuantizeLSTM", T=FLOAT32, T1=INT32, T2=BYTES)
+@attributes_of(per_direction)
 def dynamic_quantize_lstm(
     ctx: Lowering,
     x: T,
@@ -276,7 +278,7 @@ def dynamic_quantize_lstm(
     r_zero_point: T2,
     *,
     input_forget: int = 0,
-    **attributes: Unpack[CellAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Compute an LSTM with quantized weights; inputs and states stay float32."""
     return lstm(

@@ -6,7 +6,7 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict, Unpack
+from typing import Any
 
 from ....kernels.elementwise.index_map import IndexMap, Source, gather_map
 from ....model.ir import DType
@@ -15,7 +15,7 @@ from ....program.expressions.scalar import Scalar
 from ....program.lowering.context import Lowering, Tensor
 from ....program.steps.row_program import MAX, SUM, Reduction, lowest
 from ... import requirements as require
-from ...registry import FLOATS, INT64, T1, T2, T, op
+from ...registry import FLOATS, INT64, T1, T2, T, attributes_of, op
 from .resize import clamped, clamped_integer, round_half_away
 
 FAR = 1 << 30
@@ -75,18 +75,8 @@ def _around(position: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar]]:
     return [(low, 1.0 - fraction), (high, fraction)]
 
 
-class RoiAlignAttributes(TypedDict, total=False):
-    """Attributes of all versions; see `_roi_align`."""
-
-    mode: str
-    output_height: int
-    output_width: int
-    sampling_ratio: int
-    spatial_scale: float
-
-
 def _roi_align(
-    ctx: Lowering, x: Tensor, rois: Tensor, batch_indices: Tensor, *, half_pixel: bool, mode: str = "avg",
+    ctx: Lowering, x: Tensor, rois: Tensor, batch_indices: Tensor, half_pixel: bool, *, mode: str = "avg",
     output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
     _check(ctx, x, rois, 4)
@@ -144,11 +134,13 @@ def _largest(maps: IndexMap, with_zero: Scalar, count: Scalar, value: Callable[[
 
 
 @op("RoiAlign", since=10, types={"T1": FLOATS, "T2": INT64})
-def roi_align_10(ctx: Lowering, x: T1, rois: T1, batch_indices: T2, **attributes: Unpack[RoiAlignAttributes]) -> Tensor:
-    return _roi_align(ctx, x, rois, batch_indices, half_pixel=False, **attributes)
+@attributes_of(_roi_align)
+def roi_align_10(ctx: Lowering, x: T1, rois: T1, batch_indices: T2, **attributes: Any) -> Tensor:
+    return _roi_align(ctx, x, rois, batch_indices, False, **attributes)
 
 
 @op("RoiAlign", since=16, types={"T1": FLOATS, "T2": INT64})
+@attributes_of(_roi_align)
 def roi_align_16(
     ctx: Lowering,
     x: T1,
@@ -156,11 +148,11 @@ def roi_align_16(
     batch_indices: T2,
     *,
     coordinate_transformation_mode: str = "half_pixel",
-    **attributes: Unpack[RoiAlignAttributes],
+    **attributes: Any,
 ) -> Tensor:
     require.one_of(("half_pixel", "output_half_pixel"), coordinate_transformation_mode=coordinate_transformation_mode)
     half_pixel = coordinate_transformation_mode == "half_pixel"
-    return _roi_align(ctx, x, rois, batch_indices, half_pixel=half_pixel, **attributes)
+    return _roi_align(ctx, x, rois, batch_indices, half_pixel, **attributes)
 
 
 @op("MaxRoiPool", since=1, types={"T": FLOATS})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict, Unpack
+from typing import Any
 
 from ....kernels.block_algorithms.determinant import determinants
 from ....kernels.block_algorithms.inverse import inverses
@@ -16,7 +16,7 @@ from ....program.lowering.multiply import multiply
 from ....program.lowering.views import unsqueeze
 from ....program.steps.steps import Conversion
 from ... import requirements as require
-from ...registry import FLOATS, NO_BFLOAT16, WIDE_INTS, T, contrib_op, op
+from ...registry import FLOATS, NO_BFLOAT16, WIDE_INTS, T, attributes_of, contrib_op, op
 from .elementwise import cast
 
 PRODUCTS = FLOATS | WIDE_INTS
@@ -89,17 +89,9 @@ def gemm(
     return multiply(ctx, a, b, c, finish=added)
 
 
-class GemmAttributes(TypedDict, total=False):
-    """Attributes of `gemm`."""
-
-    alpha: float
-    beta: float
-    transA: int
-    transB: int
-
-
 @op("Gemm", since=1, types={"T": FLOATS})
-def gemm_1(ctx: Lowering, a: T, b: T, c: T, *, broadcast: int = 0, **attributes: Unpack[GemmAttributes]) -> Tensor:
+@attributes_of(gemm)
+def gemm_1(ctx: Lowering, a: T, b: T, c: T, *, broadcast: int = 0, **attributes: Any) -> Tensor:
     """Compute Gemm; ``broadcast``, which permits c to broadcast, is ignored since c always may."""
     return gemm(ctx, a, b, c, **attributes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from ....program.expressions import scalar as s
 from ....program.expressions.scalar import Scalar
@@ -14,8 +14,8 @@ from ....program.lowering.views import permute, reshape
 from ....program.steps.steps import Convolve, Input
 from ....program.steps.windows import Windows
 from ... import requirements as require
-from ...registry import FLOATS, NO_BFLOAT16, HostTensor, T, contrib_op, op
-from .windows import Ints, TransposedConvAttributes, WindowAttributes, count_windows, per_axis, windows
+from ...registry import FLOATS, NO_BFLOAT16, HostTensor, T, attributes_of, contrib_op, op
+from .windows import Ints, WindowAttributes, count_windows, per_axis, windows
 
 
 def _static_kernel(x: Tensor, w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
@@ -106,37 +106,6 @@ def _convolve(
     return out
 
 
-@op("ConvTranspose", since=1, types={"T": FLOATS})
-def conv_transpose(
-    ctx: Lowering,
-    x: T,
-    w: T,
-    b: T | None = None,
-    *,
-    output_shape: Ints | None = None,
-    pads: Ints | None = None,
-    **attributes: Unpack[TransposedConvAttributes],
-) -> Tensor:
-    return transposed_convolution(ctx, x, w, b, pads, output_shape, **attributes)
-
-
-@contrib_op("ConvTransposeWithDynamicPads", T=NO_BFLOAT16)
-def conv_transpose_with_dynamic_pads(
-    ctx: Lowering,
-    x: T,
-    w: T,
-    pads: HostTensor | None = None,
-    b: T | None = None,
-    **attributes: Unpack[TransposedConvAttributes],
-) -> Tensor:
-    """Compute ConvTranspose with pads from an input."""
-    require.rank(1, pads=pads)
-    values = None if pads is None else ctx.host_values(pads, "pads")
-    for pad in values or ():
-        require.least_dim(ctx, 0, pads=pad)
-    return transposed_convolution(ctx, x, w, b, values, **attributes)
-
-
 def transposed_convolution(
     ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, pads: Sequence[Dim] | None, output_shape: Ints | None = None,
     *, auto_pad: str = "NOTSET", dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
@@ -182,6 +151,39 @@ def transposed_convolution(
     if disjoint and whole and group == 1 and (not ctx.device.emulated or "cudnn" in ctx.device.libraries):
         return _without_overlap(ctx, x, w, b, window)
     return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), window, group, transposed=True)
+
+
+@op("ConvTranspose", since=1, types={"T": FLOATS})
+@attributes_of(transposed_convolution)
+def conv_transpose(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    b: T | None = None,
+    *,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    **attributes: Any,
+) -> Tensor:
+    return transposed_convolution(ctx, x, w, b, pads, output_shape, **attributes)
+
+
+@contrib_op("ConvTransposeWithDynamicPads", T=NO_BFLOAT16)
+@attributes_of(transposed_convolution)
+def conv_transpose_with_dynamic_pads(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    pads: HostTensor | None = None,
+    b: T | None = None,
+    **attributes: Any,
+) -> Tensor:
+    """Compute ConvTranspose with pads from an input."""
+    require.rank(1, pads=pads)
+    values = None if pads is None else ctx.host_values(pads, "pads")
+    for pad in values or ():
+        require.least_dim(ctx, 0, pads=pad)
+    return transposed_convolution(ctx, x, w, b, values, **attributes)
 
 
 def _without_overlap(ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, window: Windows) -> Tensor:

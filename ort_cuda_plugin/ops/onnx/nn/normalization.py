@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypedDict, Unpack
+from typing import Any
 
 from ....kernels.conv.pool import local_response_normalization
 from ....model.ir import DType
 from ....program.expressions import scalar as s
 from ....program.expressions.scalar import Scalar
-from ....program.expressions.symbolic import Dim, floordiv
+from ....program.expressions.symbolic import floordiv
 from ....program.lowering.context import Lowering, Tensor
 from ....program.lowering.reduce import row_map
 from ....program.lowering.views import reshape, unsqueeze
@@ -18,7 +18,7 @@ from ....program.steps.row_program import MAX, SUM, Row, arg_max
 from ... import requirements as require
 from ...axes import normalize_axes, normalize_axis
 from ...layouts import per_channel
-from ...registry import FLOATS, T, V, op
+from ...registry import FLOATS, T, V, attributes_of, op
 
 Outputs = tuple[Sequence[Scalar], Sequence[Scalar]]
 
@@ -131,17 +131,9 @@ def layer_norm(
     return row_map(ctx, program, axes, x, *affine)
 
 
-class LayerNormAttributes(TypedDict, total=False):
-    """Attributes of layer and RMS normalization; see `_layer_norm_from`."""
-
-    axis: int
-    epsilon: float
-    stash_type: int
-
-
 def _layer_norm_from(
-    ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5,
-    stash_type: int = 1, center: bool = True,
+    ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor | None = None, center: bool = True, *, axis: int = -1,
+    epsilon: float = 1e-5, stash_type: int = 1,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Apply `layer_norm` over all dimensions from ``axis`` on."""
     axes = range(normalize_axis(axis, x.rank), x.rank)
@@ -150,24 +142,23 @@ def _layer_norm_from(
 
 @op("LayerNormalization", since=1, until=16, types={"T": FLOATS, "V": FLOATS})
 @op("LayerNormalization", since=17, types={"T": FLOATS, "U": FLOATS}, names={"V": "T"})
-def layer_normalization(
-    ctx: Lowering, x: T, scale: V, bias: V | None = None, **attributes: Unpack[LayerNormAttributes]
-) -> tuple[Tensor, ...]:
+@attributes_of(_layer_norm_from)
+def layer_normalization(ctx: Lowering, x: T, scale: V, bias: V | None = None, **attributes: Any) -> tuple[Tensor, ...]:
     """Compute layer norm. ONNX Runtime's fusion inserts version 1, with the type V, in models of older opsets."""
     return _layer_norm_from(ctx, x, scale, bias, **attributes)
 
 
 @op("SimplifiedLayerNormalization", since=1, types={"T": FLOATS, "V": FLOATS})
-def simplified_layer_normalization(
-    ctx: Lowering, x: T, scale: V, **attributes: Unpack[LayerNormAttributes]
-) -> tuple[Tensor, ...]:
-    normalized, _, reciprocal = _layer_norm_from(ctx, x, scale, center=False, **attributes)
+@attributes_of(_layer_norm_from)
+def simplified_layer_normalization(ctx: Lowering, x: T, scale: V, **attributes: Any) -> tuple[Tensor, ...]:
+    normalized, _, reciprocal = _layer_norm_from(ctx, x, scale, None, False, **attributes)
     return normalized, reciprocal
 
 
 @op("RMSNormalization", since=23, types={"T": FLOATS, "V": FLOATS})
-def rms_normalization(ctx: Lowering, x: T, scale: V, **attributes: Unpack[LayerNormAttributes]) -> Tensor:
-    return _layer_norm_from(ctx, x, scale, center=False, **attributes)[0]
+@attributes_of(_layer_norm_from)
+def rms_normalization(ctx: Lowering, x: T, scale: V, **attributes: Any) -> Tensor:
+    return _layer_norm_from(ctx, x, scale, None, False, **attributes)[0]
 
 
 @op("InstanceNormalization", since=1, types={"T": FLOATS})
@@ -215,9 +206,18 @@ def mean_variance_normalization(ctx: Lowering, x: Tensor, *, axes: tuple[int, ..
 
 
 def _group_norm(
-    ctx: Lowering, x: Tensor, affine: Sequence[Tensor], groups: int, epsilon: float, stash_type: int
+    ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, groups: int, epsilon: float, stash_type: int | None
 ) -> Tensor:
-    """Normalize x [N, C, ...] per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
+    """Normalize x [N, C, ...] per sample and group of channels.
+
+    Scale and bias are per channel; if ``stash_type`` is None, which stands for float32, they are per group.
+    """
+    require.least_rank(2, X=x)
+    require.least(1, num_groups=groups)
+    size = groups if stash_type is None else x.shape[1]
+    require.size(ctx, size, scale=scale, bias=bias)
+    affine = [reshape(ctx, y, [groups, floordiv(size, groups)]) for y in (scale, bias)]
+    stash_type = DType.FLOAT32.onnx if stash_type is None else stash_type
     _check_stash(stash_type)
     depth = floordiv(x.shape[1], groups)
     require.multiple_of(ctx, x.shape[1], groups, "the number of channels of X", "the number of groups")
@@ -232,11 +232,7 @@ def group_normalization_18(
     ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5
 ) -> Tensor:
     """Normalize groups of channels, with scale and bias per group."""
-    require.least_rank(2, X=x)
-    require.least(1, num_groups=num_groups)
-    require.size(ctx, num_groups, scale=scale, bias=bias)
-    affine = [reshape(ctx, y, [num_groups, 1]) for y in (scale, bias)]
-    return _group_norm(ctx, x, affine, num_groups, epsilon, DType.FLOAT32.onnx)
+    return _group_norm(ctx, x, scale, bias, num_groups, epsilon, None)
 
 
 @op("GroupNormalization", since=21, types={"T": FLOATS})
@@ -251,12 +247,7 @@ def group_normalization_21(
     stash_type: int = 1,
 ) -> Tensor:
     """Normalize groups of channels, with scale and bias per channel."""
-    require.least_rank(2, X=x)
-    require.least(1, num_groups=num_groups)
-    require.size(ctx, x.shape[1], scale=scale, bias=bias)
-    depth: Dim = floordiv(x.shape[1], num_groups)
-    affine = [reshape(ctx, y, [num_groups, depth]) for y in (scale, bias)]
-    return _group_norm(ctx, x, affine, num_groups, epsilon, stash_type)
+    return _group_norm(ctx, x, scale, bias, num_groups, epsilon, stash_type)
 
 
 @op("LRN", since=1, types={"T": FLOATS})

@@ -6,7 +6,7 @@ A quantized x represents (x - zero_point) * scale. MatMul and Conv subtract zero
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict, Unpack
+from typing import Any, Unpack
 
 from ....kernels.elementwise.index_map import IndexMap, gather_map
 from ....model.ir import FLOATS_8, DType
@@ -20,7 +20,7 @@ from ....program.lowering.views import unsqueeze
 from ....program.steps.row_program import MAX, MIN, Row
 from ... import requirements as require
 from ...axes import normalize_axis
-from ...registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T4, TS, contrib_op, op
+from ...registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T4, TS, attributes_of, contrib_op, op
 from ..math.matmul import matmul
 from .conv import conv
 from .windows import ConvAttributes
@@ -104,15 +104,6 @@ def _element_type(attribute: str, number: int, served: frozenset[DType]) -> DTyp
     return dtype
 
 
-class QuantizeAttributes(TypedDict, total=False):
-    """Attributes of all versions of QuantizeLinear; see `_quantize`."""
-
-    axis: int
-    saturate: int
-    block_size: int
-    output_dtype: int
-
-
 def _quantize(
     ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, precision: int, *, axis: int = 1, saturate: int = 1,
     block_size: int = 0, output_dtype: int = 0,
@@ -132,9 +123,8 @@ def _quantize(
 
 @contrib_op("QuantizeLinear", T1=SCALES - {DType.BFLOAT16}, T2=_INTEGERS)
 @op("QuantizeLinear", since=10, types={"T1": SCALES | INT32, "T2": QUANTIZED})
-def quantize_linear_10(
-    ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, **attributes: Unpack[QuantizeAttributes]
-) -> Tensor:
+@attributes_of(_quantize)
+def quantize_linear_10(ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, **attributes: Any) -> Tensor:
     """Quantize x with a division in float32, as in the CPU provider; ONNX leaves its precision undefined."""
     return _quantize(ctx, x, y_scale, y_zero_point, 0, **attributes)
 
@@ -144,6 +134,7 @@ def quantize_linear_10(
     since=23,
     types={"T1": SCALES | INT32, "T2": SCALES | INT32 | POWERS_OF_TWO, "T3": QUANTIZED},
 )
+@attributes_of(_quantize)
 def quantize_linear(
     ctx: Lowering,
     x: T1,
@@ -151,7 +142,7 @@ def quantize_linear(
     y_zero_point: T3 | None = None,
     *,
     precision: int = 0,
-    **attributes: Unpack[QuantizeAttributes],
+    **attributes: Any,
 ) -> Tensor:
     """Quantize x; ``precision`` defaults to the scale's type, as ONNX defines."""
     if not precision and y_scale.dtype in SCALES:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict, Unpack
+from typing import Any
 
 from ....kernels.rnn.rnn_cell import Cell, Direction, Gates, Sequences
 from ....kernels.rnn.rnn_per_sequence import run_cells
@@ -17,7 +17,7 @@ from ....program.lowering.context import Lowering, Tensor
 from ....program.lowering.multiply import multiply
 from ....program.lowering.views import part, permute
 from ... import requirements as require
-from ...registry import FLOATS, INT32, T1, T, op
+from ...registry import FLOATS, INT32, T1, T, attributes_of, op
 from ..math.activation import elu, leaky_relu, softplus
 from ..tensor.indexing import select_index
 
@@ -58,20 +58,9 @@ def _activations(
     return [of(name, clip) for name, clip in zip(names, clips, strict=True)]
 
 
-class CellAttributes(TypedDict, total=False):
-    """Attributes of recurrent operators that select the activations of each direction; see `_per_direction`."""
-
-    activation_alpha: tuple[float, ...] | None
-    activation_beta: tuple[float, ...] | None
-    activations: tuple[str, ...] | None
-    clip: float | None
-    direction: str
-    hidden_size: int | None
-
-
-def _per_direction(
-    defaults: Sequence[str], *, activations: Sequence[str] | None = None,
-    activation_alpha: Sequence[float] | None = None, activation_beta: Sequence[float] | None = None,
+def per_direction(
+    defaults: Sequence[str], *, activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None, activations: tuple[str, ...] | None = None,
     clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
 ) -> tuple[list[tuple[list[Activation], bool]], bool]:  # fmt: skip
     """Return (activations, runs backward) of each direction, and whether all directions have the same activations.
@@ -165,6 +154,7 @@ def _products(ctx: Lowering, x: Tensor, weights: Tensor) -> Tensor:
 
 
 @op("RNN", since=1, types=_TYPES)
+@attributes_of(per_direction)
 def rnn(
     ctx: Lowering,
     x: T,
@@ -176,12 +166,12 @@ def rnn(
     *,
     layout: int = 0,
     output_sequence: int = 0,
-    **attributes: Unpack[CellAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     def cell(f: Activation) -> Cell:
         return Cell(1, lambda inputs, sums, hidden, state: (f(inputs[0] + sums[0]), None))
 
-    directions, uniform = _per_direction(["Tanh"], **attributes)
+    directions, uniform = per_direction(["Tanh"], **attributes)
     cells = [(cell(*functions), backward, ()) for functions, backward in directions]
     return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, uniform)
 
@@ -202,6 +192,7 @@ def _gru_cell(f: Activation, g: Activation, linear_before_reset: int) -> Cell:
 
 
 @op("GRU", since=1, types=_TYPES)
+@attributes_of(per_direction)
 def gru(
     ctx: Lowering,
     x: T,
@@ -214,9 +205,9 @@ def gru(
     layout: int = 0,
     linear_before_reset: int = 0,
     output_sequence: int = 0,
-    **attributes: Unpack[CellAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
-    directions, uniform = _per_direction(["Sigmoid", "Tanh"], **attributes)
+    directions, uniform = per_direction(["Sigmoid", "Tanh"], **attributes)
     cells = [(_gru_cell(f, g, linear_before_reset), backward, ()) for (f, g), backward in directions]
     return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, uniform)
 
@@ -243,6 +234,7 @@ def _lstm_cell(f: Activation, g: Activation, h: Activation, peepholes: Sequence[
 
 
 @op("LSTM", since=1, types=_TYPES)
+@attributes_of(per_direction)
 def lstm(
     ctx: Lowering,
     x: T,
@@ -257,10 +249,10 @@ def lstm(
     input_forget: int = 0,
     layout: int = 0,
     output_sequence: int = 0,
-    **attributes: Unpack[CellAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     compute, cells = s.accumulation_type(x.dtype), []
-    directions, uniform = _per_direction(["Sigmoid", "Tanh", "Tanh"], **attributes)
+    directions, uniform = per_direction(["Sigmoid", "Tanh", "Tanh"], **attributes)
     for number, ((f, g, h), backward) in enumerate(directions):
         parameters: list[tuple[Scalar, Tensor]] = []
         if p is not None:

@@ -42,17 +42,6 @@ class ConvAttributes(WindowAttributes, total=False):
     kernel_shape: Ints | None
 
 
-class TransposedConvAttributes(TypedDict, total=False):
-    """Attributes of ConvTranspose except ``pads`` and ``output_shape``."""
-
-    auto_pad: str
-    dilations: Ints | None
-    group: int
-    kernel_shape: Ints | None
-    output_padding: Ints | None
-    strides: Ints | None
-
-
 def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
     """Check and return an attribute of ``rank`` integers, by default all ``default``."""
     values = (default,) * rank if values is None else tuple(values)
