@@ -21,7 +21,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
@@ -296,12 +296,13 @@ def with_numbers(function: Function, defaults: Mapping[str, float | None], input
     return function
 
 
-def attributes_of(source: Callable[..., Any]) -> Callable[[Function], Function]:
+def attributes_of(source: Callable[..., Any], names: Collection[str] | None = None) -> Callable[[Function], Function]:
     """Declare the keyword-only parameters of ``source`` as attributes of a function that passes them on.
 
-    The decorated function, which is not an operator yet, takes them as ``**attributes: Any``.
+    The decorated function, which is not an operator yet, takes them as ``**attributes: Any``. ``names`` limits them.
     """
-    passed = [p for p in inspect.signature(source).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    keywords = [p for p in inspect.signature(source).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    passed = [p for p in keywords if names is None or p.name in names]
 
     def declare(function: Function) -> Function:
         *own, _ = inspect.signature(function).parameters.values()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final, Unpack
+from typing import Any, Final
 
 from ....kernels.attention.kv_cache import CachePart, append
 from ....kernels.elementwise.index_map import IndexMap, gather_map
@@ -27,13 +27,14 @@ from ...onnx.tensor.indexing import select_index
 from ...outputs import is_used
 from ...registry import FLOAT32, INT32, T_CACHE, T_KV_SCALE, UP_TO_FLOAT32, HostTensor, Int64, M, T, contrib_op
 from .multi_head import grouped_heads, sink_of_heads
-from .preparation import Preparation, RotaryAttributes
+from .preparation import Preparation, rotates
 from .window_cache import window_step
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.FLOAT8E4M3FN})
 
 
 @contrib_op("GroupQueryAttention", T=UP_TO_FLOAT32, T_CACHE=UP_TO_FLOAT32 | QUANTIZED, T_KV_SCALE=FLOAT32, M=INT32)
+@rotates
 def group_query_attention(
     ctx: Lowering,
     query: T,
@@ -66,7 +67,7 @@ def group_query_attention(
     smooth_softmax: int = 0,
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
-    **attributes: Unpack[RotaryAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Return output, present key, present value and scores. Past and present may share a buffer.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any
 
 from ....kernels.attention.kv_cache import carry_over
 from ....kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
@@ -27,7 +27,7 @@ from ...registry import FLOAT32, INT32, T_CACHE, T_KV_SCALE, HostTensor, S, T, c
 from ..packed_tokens import PackedTokens, int64
 from .grouped_query import QUANTIZED
 from .multi_head import separate, sink_of_heads
-from .preparation import Preparation, PreparationAttributes
+from .preparation import Preparation, prepares
 
 # ---- tokens ----
 
@@ -39,16 +39,21 @@ class CachedTokens(PackedTokens):
     token outside all sequences.
     """
 
-    def __init__(self, ctx: Lowering, total: Dim, bounds: Tensor, past: Tensor) -> None:
+    def __init__(
+        self, ctx: Lowering, total: Dim, bounds: Tensor, past: Tensor, table: Tensor, slots: Tensor | None
+    ) -> None:
         super().__init__(ctx, bounds, total, empty=True)
         require.shape(ctx, (self.count,), past_seqlens=past)
-        self.past = past
+        self.past, self.table, self.slots = past, table, slots
 
         def position(maps: IndexMap, c: list[Scalar]) -> Scalar:
             sequence, row, inside = self.row(maps, c[0])
             return s.where(inside, int64(maps.source(past).at([sequence])) + row, -1)
 
         self.positions = gather_map(ctx, [total], DType.INT64, position)
+        require.rank(2, block_table=table)
+        require.shape(ctx, (self.count, table.shape[1]), block_table=table)
+        require.shape(ctx, (total,), slot_mapping=slots)
 
     def sequence(self, maps: IndexMap, token: Scalar) -> Scalar:
         """Return the index of a token's sequence, or the number of sequences for a token outside all of them."""
@@ -235,9 +240,7 @@ def cache_of(
     return Cache(blocks, size, reshape(ctx, scale, [heads, size]), bits)
 
 
-def written(
-    ctx: Lowering, cache: Cache, new: Tensor, tokens: CachedTokens, table: Tensor, slots: Tensor | None
-) -> Cache:
+def written(ctx: Lowering, cache: Cache, new: Tensor, tokens: CachedTokens) -> Cache:
     """Write ``new`` [tokens, heads, size] into the cache; in place if past and present share a buffer."""
     blocks, block_size = cache.blocks.shape[:2]
     result = ctx.empty(cache.blocks.shape, cache.blocks.dtype)
@@ -245,10 +248,10 @@ def written(
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
         count = maps.dim(block_size)
-        if slots is None:
-            block, at, known = _page(maps, tokens, table, count, c[0])
+        if tokens.slots is None:
+            block, at, known = _page(maps, tokens, count, c[0])
         else:
-            slot = int64(maps.source(slots).at([c[0]]))
+            slot = int64(maps.source(tokens.slots).at([c[0]]))
             block, at, known = s.trunc_divide(slot, count), s.trunc_modulo(slot, count), slot >= 0
         known = known & (block >= 0) & (block < maps.dim(blocks))
         return [block, at, c[1], c[2]], cache.stored(maps, maps.source(new), *c), known
@@ -257,11 +260,9 @@ def written(
     return Cache(result, cache.size, cache.scale, cache.bits)
 
 
-def _page(
-    maps: IndexMap, tokens: CachedTokens, table: Tensor, block_size: Scalar, token: Scalar
-) -> tuple[Scalar, Scalar, Scalar]:
+def _page(maps: IndexMap, tokens: CachedTokens, block_size: Scalar, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
     """Return block and slot of a token, and whether the table has an entry for it."""
-    at = maps.source(tokens.positions).at([token])
+    table, at = tokens.table, maps.source(tokens.positions).at([token])
     sequence = tokens.sequence(maps, token)
     page = s.trunc_divide(at, block_size)
     known = (at >= 0) & (sequence < maps.dim(table.shape[0])) & (page < maps.dim(table.shape[1]))
@@ -271,7 +272,6 @@ def _page(
 def gathered(
     ctx: Lowering,
     cache: Cache,
-    table: Tensor,
     batch: Batch,
     dtype: DType,
     more: Dim = 0,
@@ -281,7 +281,7 @@ def gathered(
 
     ``other(maps, sequence, head, index, element)`` computes the ``more`` additional rows.
     """
-    _, block_size, heads, _ = cache.blocks.shape
+    (_, block_size, heads, _), table = cache.blocks.shape, batch.tokens.table
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         sequence, count = batch.sequence(maps, c[0]), maps.dim(block_size)
@@ -362,6 +362,7 @@ def key_counts(ctx: Lowering, batch: Batch) -> Tensor:
 
 
 @contrib_op("PagedAttention", T=HALVES, T_CACHE=HALVES | QUANTIZED, T_KV_SCALE=FLOAT32, S=INT32)
+@prepares
 def paged_attention(
     ctx: Lowering,
     query: T,
@@ -394,7 +395,7 @@ def paged_attention(
     v_cache_dtype: str = "",
     v_head_size: int = 0,
     v_quant_type: str = "NONE",
-    **attributes: Unpack[PreparationAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Return output and updated caches. Values of a LATENT cache are the first elements of its keys (MLA)."""
     latent = kv_cache_layout == "LATENT"
@@ -411,14 +412,13 @@ def paged_attention(
         raise require.violation("value_cache", "be given with kv_cache_layout = 'SEPARATE'", "none")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = CachedTokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
-    check_pages(ctx, tokens, block_table, slot_mapping)
+    tokens = CachedTokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, block_table, slot_mapping)
     prepare = Preparation(cos_cache, sin_cache, q_norm_weight, k_norm_weight, **attributes)
     q, k = prepare(ctx, q, k, tokens.positions)
     keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache", k_cache_dtype)
-    keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
+    keys = written(ctx, keys, k, tokens)
     batch = batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, 1)
-    all_keys = gathered(ctx, keys, block_table, batch, q.dtype)
+    all_keys = gathered(ctx, keys, batch, q.dtype)
     present = [keys.blocks]
     if value_cache is None:
         width = v_head_size or size
@@ -429,8 +429,8 @@ def paged_attention(
             ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache", v_cache_dtype
         )
         require.shape(ctx, key_cache.shape, value_cache=value_cache)
-        values = written(ctx, values, v, tokens, block_table, slot_mapping)
-        all_values = gathered(ctx, values, block_table, batch, q.dtype)
+        values = written(ctx, values, v, tokens)
+        all_values = gathered(ctx, values, batch, q.dtype)
         present.append(values.blocks)
     rows = queries(ctx, q, batch)
     variant = Variant(
@@ -443,9 +443,3 @@ def paged_attention(
     )
     output, _ = attend(ctx, rows, all_keys, all_values, variant)
     return results(ctx, output, batch), *present
-
-
-def check_pages(ctx: Lowering, tokens: CachedTokens, table: Tensor, slots: Tensor | None) -> None:
-    require.rank(2, block_table=table)
-    require.shape(ctx, (tokens.count, table.shape[1]), block_table=table)
-    require.shape(ctx, (tokens.total,), slot_mapping=slots)

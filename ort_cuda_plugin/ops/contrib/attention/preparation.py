@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import KW_ONLY, dataclass
 
 from ....model.ir import DType
 from ....program.lowering.context import Lowering, Tensor
@@ -11,20 +10,7 @@ from ....program.lowering.views import reshape
 from ... import requirements as require
 from ...onnx.attention.attention import rotate
 from ...onnx.nn.normalization import layer_norm
-
-
-class RotaryAttributes(TypedDict, total=False):
-    """Attributes of rotary embedding; see `Preparation`."""
-
-    do_rotary: int
-    rotary_interleaved: int
-
-
-class PreparationAttributes(RotaryAttributes, total=False):
-    """Attributes of QK norm and of rotary embedding at an offset."""
-
-    qk_norm_epsilon: float
-    rotary_offset: int
+from ...registry import attributes_of
 
 
 @dataclass(frozen=True)
@@ -35,9 +21,10 @@ class Preparation:
     sin_cache: Tensor | None
     q_norm_weight: Tensor | None = None
     k_norm_weight: Tensor | None = None
+    _: KW_ONLY
     do_rotary: int = 0
-    qk_norm_epsilon: float = 1e-6
     rotary_interleaved: int = 0
+    qk_norm_epsilon: float = 1e-6
     rotary_offset: int = 0
 
     def __call__(self, ctx: Lowering, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,3 +60,9 @@ class Preparation:
             interleaved=bool(self.rotary_interleaved), offset=self.rotary_offset,
         )  # fmt: skip
         return reshape(ctx, turned, x.shape) if x.rank == 3 else turned
+
+
+prepares = attributes_of(Preparation)
+"""Declares the attributes of `Preparation`."""
+rotates = attributes_of(Preparation, ("do_rotary", "rotary_interleaved"))
+"""Declares the attributes of rotary embedding without an offset."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any
 
 from ....kernels.elementwise.index_map import IndexMap, gather_map
 from ....model.ir import DType
@@ -22,12 +22,13 @@ from ...onnx.math.matmul import affine
 from ...registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, G, HostTensor, M, T, contrib_op
 from ..attention.decoder import grown
 from ..attention.multi_head import grouped_heads, split_columns
-from ..attention.preparation import Preparation, RotaryAttributes
+from ..attention.preparation import Preparation, rotates
 
 # ---- blocks ----
 
 
 @contrib_op("SparseAttention", T=UP_TO_FLOAT32, M=INT32)
+@rotates
 def sparse_attention(
     ctx: Lowering,
     query: T,
@@ -46,7 +47,7 @@ def sparse_attention(
     num_heads: int,
     scale: float = 0.0,
     sparse_block_size: int,
-    **attributes: Unpack[RotaryAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Return output, present key and present value; a query attends to earlier keys in the blocks of its head's layout.
 

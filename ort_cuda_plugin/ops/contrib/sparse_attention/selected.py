@@ -6,7 +6,7 @@ An invalid index selects nothing; a duplicate index counts once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, Unpack
+from typing import Any, TypeAlias
 
 from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ....model.ir import HALVES, DType
@@ -24,7 +24,7 @@ from ...registry import FLOAT32, INT32, T_CACHE, T_KV_SCALE, UP_TO_FLOAT32, Host
 from ..attention import paged
 from ..attention.decoder import grown
 from ..attention.multi_head import grouped_heads, sink_of_heads
-from ..attention.preparation import Preparation, PreparationAttributes
+from ..attention.preparation import Preparation, prepares
 from ..packed_tokens import int64
 
 Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
@@ -88,6 +88,7 @@ def _auxiliary(
 
 
 @contrib_op("SparsePagedAttention", T=HALVES, T_CACHE=HALVES | {DType.INT8}, T_KV_SCALE=FLOAT32, S=INT32)
+@prepares
 def sparse_paged_attention(
     ctx: Lowering,
     query: T,
@@ -125,7 +126,7 @@ def sparse_paged_attention(
     selected_kv_source: str = "main",
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
-    **attributes: Unpack[PreparationAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Compute PagedAttention with selected keys; return output and updated caches."""
     _check_modes(attention_mode, selected_kv_source, local_window_size)
@@ -135,15 +136,14 @@ def sparse_paged_attention(
     from_main = selected_kv_source == "main"
     q, k, v = paged.heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = paged.CachedTokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
-    paged.check_pages(ctx, tokens, block_table, slot_mapping)
+    tokens = paged.CachedTokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, block_table, slot_mapping)
     prepare = Preparation(cos_cache, sin_cache, q_norm_weight, k_norm_weight, **attributes)
     q, k = prepare(ctx, q, k, tokens.positions)
     require.shape(ctx, key_cache.shape, value_cache=value_cache)
     keys = paged.cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
     values = paged.cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
-    keys = paged.written(ctx, keys, k, tokens, block_table, slot_mapping)
-    values = paged.written(ctx, values, v, tokens, block_table, slot_mapping)
+    keys = paged.written(ctx, keys, k, tokens)
+    values = paged.written(ctx, values, v, tokens)
     # A selection may refer to keys beyond the maximum length in attention_metadata. So the last argument is None: the
     # block table's capacity bounds the keys.
     batch = paged.batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, None)
@@ -160,7 +160,7 @@ def sparse_paged_attention(
             raise require.violation("auxiliary_lengths", "be given if selected_kv_source is 'auxiliary'", "none")
         require.shape(ctx, (tokens.count,), auxiliary_lengths=auxiliary_lengths)
     all_keys, all_values = (
-        paged.gathered(ctx, cache, block_table, batch, q.dtype, room, None if x is None else _other(x))
+        paged.gathered(ctx, cache, batch, q.dtype, room, None if x is None else _other(x))
         for cache, x in ((keys, others[0]), (values, others[1]))
     )
 
@@ -213,6 +213,7 @@ def _other(x: Tensor) -> Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Sc
 
 
 @contrib_op("DynamicSparseAttention", T=UP_TO_FLOAT32, M=INT32)
+@prepares
 def dynamic_sparse_attention(
     ctx: Lowering,
     query: T,
@@ -243,7 +244,7 @@ def dynamic_sparse_attention(
     scale: float = 0.0,
     selected_kv_source: str = "main",
     smooth_softmax: int = 0,
-    **attributes: Unpack[PreparationAttributes],
+    **attributes: Any,
 ) -> tuple[Tensor, ...]:
     """Compute GroupQueryAttention with selected keys; return output and present caches."""
     require.one_type(query=query, key=key, value=value, past_key=past_key, past_value=past_value)
