@@ -1,4 +1,4 @@
-"""Shared views of inputs: a scalar, a vector per channel, channels-first and channels-last layouts."""
+"""Shared views: a scalar, a column, a vector per channel, channels-first and channels-last layouts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def as_number(ctx: Lowering, x: Tensor, name: str = "each scale and zero point")
     """View a tensor of one element as a scalar; ``name`` is its name in messages."""
     require.scalar(ctx, **{name: x})
     return ctx.view(x, (), (), x.offset)
+
+
+def column_of(ctx: Lowering, x: Tensor, column: int) -> Tensor:
+    """View one column of x [rows, columns]."""
+    return ctx.view(x, x.shape[:1], x.strides[:1], x.offset + column * x.strides[1])
 
 
 def per_channel(ctx: Lowering, x: Tensor, rank: int, name: str) -> Tensor:

@@ -297,11 +297,12 @@ def with_numbers(function: Function, defaults: Mapping[str, float | None], input
 
 
 def attributes_of(source: Callable[..., Any], names: Collection[str] | None = None) -> Callable[[Function], Function]:
-    """Declare the keyword-only parameters of ``source`` as attributes of a function that passes them on.
+    """Declare the keyword parameters of ``source`` as attributes of a function that passes them on.
 
     The decorated function, which is not an operator yet, takes them as ``**attributes: Any``. ``names`` limits them.
     """
-    keywords = [p for p in inspect.signature(source).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    parameters = inspect.signature(source).parameters.values()
+    keywords = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
     passed = [p for p in keywords if names is None or p.name in names]
 
     def declare(function: Function) -> Function:

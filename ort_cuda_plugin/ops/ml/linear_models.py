@@ -88,12 +88,9 @@ def linear_classifier(
     return label, binary_scores(ctx, score, score, always, post_transform, complement=True)
 
 
-_KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
-
-
 def _similarities(ctx: Lowering, x: Tensor, vectors: Floats, count: int, kernel: str, parameters: Floats) -> Tensor:
     """Return the kernel function of each row of x and each of ``count`` support vectors, float32 [rows, count]."""
-    require.one_of(_KERNELS, kernel_type=kernel)
+    require.one_of(("LINEAR", "POLY", "RBF", "SIGMOID"), kernel_type=kernel)
     require.least(1, n_supports=count)
     require.multiple_count(count, support_vectors=vectors)
     expected = "have the 3 entries gamma, coef0 and degree, or no entry"

@@ -15,6 +15,7 @@ from ...program.lowering.elementwise import elementwise, elementwise_into
 from ...program.lowering.reduce import row_map
 from ...program.steps.row_program import MAX, SUM, Row
 from .. import requirements as require
+from ..layouts import column_of
 from ..onnx.math.reduction import argmax
 from ..onnx.nn.normalization import softmax_row
 
@@ -78,7 +79,7 @@ def binary_scores(
     require.supported(is_served, "attribute", what, transform, "all but PROBIT")
     columns = ctx.empty((first.shape[0], 2), first.dtype)
     for column, x in enumerate((first, second)):
-        elementwise_into(ctx, lambda x: x, ctx.view(columns, first.shape, (2,), column), x)
+        elementwise_into(ctx, lambda x: x, column_of(ctx, columns, column), x)
     result = post_transform(ctx, columns, transform)
     if spread is None:
         return result
@@ -93,9 +94,7 @@ def binary_scores(
 
     chosen = ctx.empty(result.shape, result.dtype)
     for column, function in ((0, left), (1, right)):
-        target, both = (
-            ctx.view(x, (first.shape[0],), (x.strides[0],), x.offset + column * x.strides[1]) for x in (chosen, result)
-        )
+        target, both = (column_of(ctx, x, column) for x in (chosen, result))
         elementwise_into(ctx, function, target, both, first, spread)
     return chosen
 

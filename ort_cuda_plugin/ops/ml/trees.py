@@ -18,6 +18,7 @@ from ...program.lowering.elementwise import elementwise
 from ...program.steps.row_program import Reduction, Values
 from .. import requirements as require
 from ..folds import in_order
+from ..layouts import column_of
 from ..onnx.math.elementwise import cast
 from ..registry import T1, T, attributes_of, op
 from .features import DOMAIN, NUMBERS
@@ -363,11 +364,7 @@ def _has(ctx: Lowering, x: Tensor, forest: Forest, target: int) -> Tensor:
     """Return flags [rows], or one flag that holds for all rows: whether a row's leaves have a weight for ``target``."""
     if target in forest.always or target not in forest.used:
         return ctx.constant(np.array(target in forest.always))
-    return _column(ctx, _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has), target)
-
-
-def _column(ctx: Lowering, x: Tensor, column: int) -> Tensor:
-    return ctx.view(x, x.shape[:1], x.strides[:1], x.offset + column * x.strides[1])
+    return column_of(ctx, _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has), target)
 
 
 def _classes(
@@ -398,7 +395,7 @@ def _two_classes(
     """
     require.that(len(base) <= 2, "base_values", "have at most 2 entries for two classes", len(base))
     scores = _totals(ctx, forest, x, "SUM")
-    first, second = _column(ctx, scores, 0), _column(ctx, scores, 1)
+    first, second = column_of(ctx, scores, 0), column_of(ctx, scores, 1)
     given = (first, second, _has(ctx, x, forest, 0), _has(ctx, x, forest, 1), *(ctx.constant(value) for value in base))
     zero = s.constant(0, scores.dtype)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -102,18 +101,13 @@ def _unary(name: str) -> Callable[[Callable[..., Tensor]], None]:
             real = function(ctx, real_of(ctx, x, x_scale, x_zero_point), **attributes)
             return code_of(ctx, real, y_scale, y_zero_point, x.dtype)
 
-        *inputs, _ = inspect.signature(quantized).parameters.values()
-        attributes = list(inspect.signature(function).parameters.values())[2:]
-        quantized.__signature__ = inspect.Signature([*inputs, *attributes])  # type: ignore[attr-defined]
         quantized.__doc__ = function.__doc__
-        contrib_op(name, T=BYTES)(quantized)
+        contrib_op(name, T=BYTES)(attributes_of(function)(quantized))
 
     return enter
 
 
-@_unary("QLinearSigmoid")
-def _sigmoid(ctx: Lowering, x: Tensor) -> Tensor:
-    return elementwise(ctx, s.sigmoid, x)
+_unary("QLinearSigmoid")(lambda ctx, x: elementwise(ctx, s.sigmoid, x))
 
 
 @_unary("QLinearLeakyRelu")

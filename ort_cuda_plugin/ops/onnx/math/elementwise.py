@@ -220,11 +220,6 @@ def is_inf(ctx: Lowering, x: T1, *, detect_negative: int = 1, detect_positive: i
     return elementwise(ctx, test, x)
 
 
-@op("Clip", since=1, types={"T": FLOATS})
-def clip_1(ctx: Lowering, x: Tensor, *, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
-    return elementwise(ctx, lambda a: _at_most(_at_least(a, min), max), x)
-
-
 def _at_least(a: Scalar, bound: Scalar | float) -> Scalar:
     """Return the maximum of ``a`` and ``bound``; ignore a NaN bound."""
     return s.where(a < bound, bound, a) if a.dtype.is_float else s.maximum(a, bound)
@@ -234,6 +229,8 @@ def _at_most(a: Scalar, bound: Scalar | float) -> Scalar:
     """Return the minimum of ``a`` and ``bound``; ignore a NaN bound."""
     return s.where(a > bound, bound, a) if a.dtype.is_float else s.minimum(a, bound)
 
+
+unary("Clip", 1, lambda x, min, max: _at_most(_at_least(x, min), max), min=float("-inf"), max=float("inf"))
 
 _LARGEST: Final = {
     DType.FLOAT16: 65504.0,

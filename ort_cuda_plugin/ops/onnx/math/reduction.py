@@ -67,11 +67,6 @@ def _mean(row: Row, x: Scalar, count: Scalar | None = None) -> Scalar:
     return s.cast(total / s.cast(count, total.dtype), x.dtype)
 
 
-def _mean_or_zero(row: Row, x: Scalar) -> Scalar:
-    """Return the mean, 0 for an empty row, as the CPU provider does."""
-    return _mean(row, x, s.maximum(row.count, 1))
-
-
 def _float(x: Scalar) -> Scalar:
     """Convert x to a float type that is at least float32."""
     return s.cast(x, DType.FLOAT64) if x.dtype.is_integer else s.widen(x)
@@ -90,17 +85,14 @@ def _log_sum_exp(row: Row, x: Scalar) -> Scalar:
     return s.cast(s.log(row.reduce(SUM, s.exp(value - shift))) + shift, x.dtype)
 
 
-def _through(fn: Callable[[Scalar], Scalar]) -> Callable[[Scalar], Scalar]:
-    return lambda x: s.cast(fn(_float(x)), x.dtype)
-
-
 reduction("ReduceSum", 13, lambda row, x: row.reduce(SUM, x), types=ARITHMETIC)
-reduction("ReduceMean", 18, _mean, empty_fn=_mean_or_zero)
+# The mean of an empty row is 0, as in the CPU provider.
+reduction("ReduceMean", 18, _mean, empty_fn=lambda row, x: _mean(row, x, s.maximum(row.count, 1)))
 reduction("ReduceProd", 18, lambda row, x: row.reduce(PRODUCT, x), types=ARITHMETIC)
 reduction("ReduceL1", 18, lambda row, x: row.reduce(SUM, s.absolute(x)), s.absolute)
 reduction("ReduceL2", 18, _sum_of(lambda x: x * x, s.sqrt), s.absolute)
 reduction("ReduceSumSquare", 18, lambda row, x: row.reduce(SUM, x * x), lambda x: x * x)
-reduction("ReduceLogSum", 18, _sum_of(lambda x: x, s.log), _through(s.log))
+reduction("ReduceLogSum", 18, _sum_of(lambda x: x, s.log), lambda x: s.cast(s.log(_float(x)), x.dtype))
 reduction("ReduceLogSumExp", 18, _log_sum_exp)
 
 

@@ -48,19 +48,17 @@ def average_pool(
     return launch_pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
 
 
-def _global_pool(ctx: Lowering, x: Tensor, fn: Callable[[Row, Scalar], Scalar]) -> Tensor:
-    require.least_rank(3, X=x)
-    return reduce(ctx, fn, x, range(2, x.rank))
+def _global_pool(name: str, fn: Callable[[Row, Scalar], Scalar]) -> Callable[[Lowering, Tensor], Tensor]:
+    @op(name, since=1, types={"T": FLOATS})
+    def function(ctx: Lowering, x: T) -> Tensor:
+        require.least_rank(3, X=x)
+        return reduce(ctx, fn, x, range(2, x.rank))
+
+    return function
 
 
-@op("GlobalAveragePool", since=1, types={"T": FLOATS})
-def global_average_pool(ctx: Lowering, x: T) -> Tensor:
-    return _global_pool(ctx, x, lambda row, value: s.cast(row.mean(value), value.dtype))
-
-
-@op("GlobalMaxPool", since=1, types={"T": FLOATS})
-def global_max_pool(ctx: Lowering, x: T) -> Tensor:
-    return _global_pool(ctx, x, lambda row, value: row.reduce(MAX, value))
+global_average_pool = _global_pool("GlobalAveragePool", lambda row, value: s.cast(row.mean(value), value.dtype))
+_global_pool("GlobalMaxPool", lambda row, value: row.reduce(MAX, value))
 
 
 def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:
