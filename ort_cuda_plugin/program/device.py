@@ -88,8 +88,3 @@ class LoweringOptions:
     def allows_cudnn_attention(self) -> bool:
         """Return whether cuDNN may compute attention."""
         return self.sdpa_kernel == 0 or bool(self.sdpa_kernel & AttentionKernel.CUDNN)
-
-    @property
-    def measures_cublaslt(self) -> bool:
-        """Return whether the autotuner times cuBLASLt's algorithms for a GEMM."""
-        return self.tunable_op_enable and self.tunable_op_tuning_enable

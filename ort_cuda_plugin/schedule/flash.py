@@ -172,7 +172,7 @@ def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tup
     least, many = SPLIT_KEYS, ctx.device.multiprocessors
     if tile.stages == 1:
         return 1, ()
-    if tile.warp_rows and tile.has_multiprocessor:
+    if tile.warp_rows and tile.threads > 128:  # with more than four warps, a block has its multiprocessor to itself
         least, many = SHARED_SPLIT_KEYS, many // 2
     elif tile.m <= MATRIX_ROWS:
         many *= BLOCKS_PER_MULTIPROCESSOR

@@ -54,11 +54,6 @@ class StreamTiles(StreamKernel):
     def _row_chunks(self) -> int:
         return self.size // self.piece
 
-    @property
-    def _rows_at_once(self) -> int:
-        """Rows that the block copies in one pass, a 16-byte chunk per thread; surplus threads copy nothing."""
-        return self.form.threads // self._row_chunks
-
     def copying(self) -> list[str]:
         """Compute which 16-byte chunk the thread copies in each pass, and whether all rows are 16-byte aligned."""
         chunks, shift = self._row_chunks, log2(self.itemsize)
@@ -80,7 +75,8 @@ class StreamTiles(StreamKernel):
         In ``body``, ``{first}`` is the pass's first row and ``{to}`` the byte offset of this row in shared memory.
         Passes that begin at row ``end`` or later are skipped.
         """
-        lines, at_once = [], self._rows_at_once
+        # In one pass each thread copies a 16-byte chunk; surplus threads copy nothing.
+        lines, at_once = [], self.form.threads // self._row_chunks
         for number in range(-(-count // at_once)):
             first = number * at_once
             conditions = [f"line < {at_once}"] if self.form.threads % self._row_chunks else []

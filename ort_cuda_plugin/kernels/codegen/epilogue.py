@@ -150,7 +150,9 @@ def make_epilogue(
     pointers = [builder.tensor(x, written=number >= len(loaded)) for number, x in enumerate(tensors)]
     placed = [broadcast_strides(x, step.shape) for x in tensors]
     is_wide = vectors and _has_vectors(step, last, list(zip(tensors, placed, strict=True)))
-    whole = _emit_alignment(emit, pointers, tensors) if is_wide else "True"
+    pairs = zip(pointers, tensors, strict=True) if is_wide else ()
+    tests = [f"is_aligned({pointer}, {VECTOR})" for pointer, x in pairs if not begins_at_vectors(x, VECTOR)]
+    whole = emit.assign(" & ".join(tests)) if tests else "True"
     numbers += emit.taken()
     lane = f"_{LANE}" if is_wide else ""
     terms: list[Terms] = [[] for _ in tensors]
@@ -216,13 +218,6 @@ def make_epilogue(
     return epilogue, builder
 
 
-def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Tensor]) -> str:
-    """Emit a run-time test that all tensors are aligned for vectorized accesses; return its variable, or "True"."""
-    pairs = zip(pointers, tensors, strict=True)
-    tests = [f"is_aligned({pointer}, {VECTOR})" for pointer, x in pairs if not begins_at_vectors(x, VECTOR)]
-    return emit.assign(" & ".join(tests)) if tests else "True"
-
-
 def _column_conditions(
     builder: KernelBuilder, step: Map, last: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
 ) -> list[str]:
@@ -264,19 +259,14 @@ def _hoist(results: Sequence[Scalar], shared: set[Scalar], emit: Emitter) -> Non
     A ``shared`` leaf has the same value for all elements of a column. For divisions by such a subexpression, emit its
     reciprocal (`Emitter.invert`).
     """
-    is_shared = _depend_on_shared(results, shared)
+    is_shared: dict[Scalar, bool] = {}
+    for x in operands_first(results):
+        of_operands = all(is_shared[y] for y in x.operands)
+        is_shared[x] = x in shared or x.op == "constant" or (bool(x.operands) and of_operands)
     for value in _largest(results, is_shared):
         emit.value(value)
     for quotient in (x for x in is_shared if x.op == "div" and is_shared[x.operands[1]] and not is_shared[x]):
         emit.invert(quotient)
-
-
-def _depend_on_shared(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:
-    """Return for each subexpression whether it depends only on ``shared`` leaves and constants."""
-    found: dict[Scalar, bool] = {}
-    for x in operands_first(expressions):
-        found[x] = x in shared or x.op == "constant" or bool(x.operands and all(found[y] for y in x.operands))
-    return found
 
 
 def _largest(expressions: Sequence[Scalar], is_shared: dict[Scalar, bool]) -> list[Scalar]:

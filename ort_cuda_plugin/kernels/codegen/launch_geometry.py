@@ -6,32 +6,16 @@ from collections.abc import Sequence
 
 from ...model.ir import DType
 from ...program.expressions.symbolic import Dim, ceildiv, hint, product, sym_max
-from ...program.lowering.context import DeviceProperties, Lowering
+from ...program.lowering.context import Lowering
 from .source import Emitter, KernelBuilder, Parameters, register_type
 
 SERIAL_THREADS = 64
 """Threads per block of kernels with much work per thread; blocks are small, so that there are many of them."""
 
 
-def flat_block(device: DeviceProperties) -> int:
-    """Return the threads per block of elementwise kernels; more on the emulated device, where each block costs time."""
-    return 1024 if device.emulated else 256
-
-
 def no_wider(threads: int, dim: Dim) -> int:
     """Return ``threads``, but if ``dim`` is known, at most the smallest power of two >= ``dim`` and >= 32."""
     return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
-
-
-def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
-    """Return the block size (along columns, along rows) of ``threads`` threads.
-
-    Its width is a power of two, just large enough for the expected columns, from 4 to ``threads``.
-    """
-    width = 4
-    while width < threads and width < hint(columns):
-        width *= 2
-    return width, threads // width
 
 
 def index_type(ctx: Lowering, *sizes: Dim) -> DType:
@@ -82,7 +66,8 @@ class Plane:
 
     def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], threads: int = 0) -> None:
         *outer, columns = dims
-        threads = threads or flat_block(ctx.device)
+        # Each block costs time on the emulated device.
+        threads = threads or (1024 if ctx.device.emulated else 256)
         emit = builder.emit
         n_columns = builder.integer(columns)
         if not outer:
@@ -94,7 +79,10 @@ class Plane:
             self.block = (threads, 1, 1)
             return
         rows = product(outer)
-        width, height = plane_block(threads, columns)
+        width = 4  # a power of two, just large enough for the expected columns
+        while width < threads and width < hint(columns):
+            width *= 2
+        height = threads // width
         tiles = ceildiv(columns, width)
         blocks = tiles * ceildiv(rows, height)
         dtype = index_type(ctx, rows, blocks)

@@ -188,7 +188,9 @@ class _Search:
         takes = form.residual is None and (factor == 1.0 or (self.offer.factors and _is_factor(factor)))
         if not takes or x.rank != len(strides):
             return None
-        dense = self._dense_conditions(strides)
+        wanted = self.offer.residual_strides or contiguous_strides(self.step.shape)
+        axes = zip(self.step.shape, strides, wanted, strict=True)
+        dense = [logical_or(eq(dim, 1), eq(stride, needed)) for dim, stride, needed in axes]
         if not all(map(self.ctx.holds, dense)):
             return None
         return replace(form, residual=x, beta=factor, guards=(*form.guards, *dense))
@@ -205,22 +207,14 @@ class _Search:
         x = _without_casts(x)
         return float(x.value) if x.op == "constant" else self.numbers.get(x)
 
-    def _dense_conditions(self, strides: Sequence[Dim]) -> list[Dim]:
-        """Return the conditions under which ``strides``, over the step's shape, are those that the library needs."""
-        wanted = self.offer.residual_strides or contiguous_strides(self.step.shape)
-        return [
-            logical_or(eq(dim, 1), eq(stride, dense))
-            for dim, stride, dense in zip(self.step.shape, strides, wanted, strict=True)
-        ]
-
     def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
         """Yield (name, result) for each value that is an activation of x, if nothing else uses x (`_ends`)."""
         known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
-        tolerance = _tolerances.get(self.dtype, 0.0)
+        tolerance, types = _tolerances.get(self.dtype, 0.0), (self.dtype, self.step.total.dtype)
         for end in self._ends(x):
             if self._is_clipped(end, x, "max", 0.0):
                 yield RELU, end
-            elif not self._has_other_casts(end, x):
+            elif all(part.op != "cast" or part.dtype in types for part in reachable([end]) - reachable([x])):
                 yield from ((name, end) for name in (GELU, SILU) if _is_smooth(name, end, known, tolerance))
 
     def _ends(self, x: Scalar) -> Iterator[Scalar]:
@@ -242,10 +236,6 @@ class _Search:
             uses = (user for y in inside for user in self.users.get(y, ()))
             if inside.isdisjoint(self.results) and all(user in inside or user is end for user in uses):
                 yield end
-
-    def _has_other_casts(self, y: Scalar, x: Scalar) -> bool:
-        types = (self.dtype, self.step.total.dtype)
-        return any(part.op == "cast" and part.dtype not in types for part in reachable([y]) - reachable([x]))
 
     def _is_clipped(self, y: Scalar, x: Scalar, op: str, limit: float) -> bool:
         """Tell whether y is ``op`` (min or max) of x and ``limit``, perhaps written as a comparison and a selection."""

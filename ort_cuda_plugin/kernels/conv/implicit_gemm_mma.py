@@ -35,9 +35,7 @@ from .channels_last import (
     place_stride,
     places_first,
 )
-
-OUTSIDE = -(2**30)
-"""Coordinate that is outside of every image, even after the offset of a tap is added."""
+from .implicit_gemm_simt import OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,6 @@ class PatchTile(MatrixTile):
     def has_contiguous_steps(self) -> bool:
         """Whether each sliced-K warp group has consecutive k steps. With a window, these mostly share a tap."""
         return bool(self.axes)
-
-    @property
-    def chunk_of_row(self) -> str:
-        """Index of the 16-byte chunk that the thread copies in each of its tile rows."""
-        return f"(thread & {self.operands[0].row_chunks - 1})"
 
     def _copy_sources(self, lines: OperandTile) -> list[str]:
         return self._patches(lines) if lines.name == "a" else super()._copy_sources(lines)
@@ -99,7 +92,8 @@ class PatchTile(MatrixTile):
             if self.axes:
                 first = f"{self.axes[0]}_at{row}"
                 result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
-        result += [*self._targets(lines), f"channel = int32(k0 + {self.chunk_of_row} * {self.chunk_size})"]
+        chunk_of_row = f"(thread & {self.operands[0].row_chunks - 1})"
+        result += [*self._targets(lines), f"channel = int32(k0 + {chunk_of_row} * {self.chunk_size})"]
         if self.axes:
             result += ["tap = quotient_i32(channel, by_channels)", "channel = int32(channel - tap * channels)"]
             for axis in reversed(self.axes[1:]):

@@ -108,10 +108,9 @@ class TiledConv:
         offset = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in self.axes)])
         if self.patches == 1:
             starts = " ".join(f"{axis}0" for axis in self.axes)
-            image, fill_b = (
-                Fragment("patch", f"{offset}\n{self._patch()}", f"image {starts}"),
-                self._fill_patches(element),
-            )
+            lines = [offset, f"patch = int32(column0 + (thread & {tile.n - 1}))", *self._patch_origin()]
+            image = Fragment("patch", "\n".join(lines), f"image {starts}")
+            fill_b = self._fill_patches(element)
         else:
             starts = " ".join(f"{axis}_of" for axis in self.axes)
             image = Fragment("patches", f"{offset}\n{self._patches()}", f"image own together {starts}")
@@ -157,10 +156,6 @@ class TiledConv:
         for axis in self.axes:
             offset = f"{index}({index}({offset} * in_{axis}) + {at(axis)})"
         return offset
-
-    def _patch(self) -> str:
-        """Compute the input coordinates of the one patch (column of b's tile) that the thread fills."""
-        return "\n".join([f"patch = int32(column0 + (thread & {self.tile.n - 1}))", *self._patch_origin()])
 
     def _fill_patches(self, element: Element) -> str:
         """Fill stage ``filling`` of b's tile for k step ``step``, with zeros for padding."""

@@ -142,13 +142,9 @@ def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
     _group.launch(ctx, "group_rows", blocks, THREADS, order=order, starts=starts, experts=experts, n=rows)
 
     def tiles_before(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        source = maps.source(starts)
-
-        def tiles_of(expert: Scalar) -> list[Scalar]:
-            own = source.at([expert + 1]) - source.at([expert])
-            return [s.trunc_divide(own + (tile.m - 1), tile.m)]
-
-        return maps.fold(SUM, c[0], tiles_of)[0]
+        at = maps.source(starts).at
+        more = tile.m - 1
+        return maps.fold(SUM, c[0], lambda i: [s.trunc_divide(at([i + 1]) - at([i]) + more, tile.m)])[0]
 
     # In a Run with few rows nothing is sorted, and ``starts`` must not be read: launch no blocks.
     tiles = gather_map(ctx, (select(few, 0, count + 1),), DType.INT32, tiles_before)

@@ -150,7 +150,8 @@ def tile_configs(
     long = ((64, 48, 8, 12, (4, 8)),)
     square = ((128, 128, 16, 8, (1,)),)
     tall = ((192, 128, 16, 8, (1,)),)
-    sizes, room, found = operand_sizes(kind, compact), most_shared_bytes(capability), []
+    room = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(capability, 99) << 10
+    sizes, found = operand_sizes(kind, compact), []
     for given, steps, most in (
         (shapes, (1, 2), BLOCK_BYTES),
         (wide, (1,), room),
@@ -167,11 +168,6 @@ def tile_configs(
                         TileConfig(tile, count) for count in numbers if block_bytes(kind, sizes, tile, count) <= most
                     ]
     return tuple(found)
-
-
-def most_shared_bytes(capability: tuple[int, int]) -> int:
-    """Return the maximum shared memory per block of a compute capability, in bytes."""
-    return {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(capability, 99) << 10
 
 
 GAP = 8

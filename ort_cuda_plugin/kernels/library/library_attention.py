@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,24 +126,13 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     if bias is not None:
         strides = broadcast_strides(bias, step.score_shape)
         return AttentionForm(scale, (*numbers, *outer, *strides), bias) if strides[-1] == 1 else None
-    shape = _shape_of(step, addend)
+    every = [broadcast_strides(x, step.score_shape) for _, x in used_inputs(step.score_inputs, [addend])]
+    along = (any(strides[axis] != 0 for strides in every) for axis in range(len(step.score_shape)))
+    shape = tuple(dim if differs else 1 for dim, differs in zip(step.score_shape, along, strict=True))
     strides = broadcast_strides(Tensor(q.dtype, shape, q.buffer), step.score_shape)
     if strides[-1] != 1:
         return None
     return AttentionForm(scale, (*numbers, *outer, *strides), computed=addend, bias_shape=shape)
-
-
-def _is_of_tensors(x: Scalar, leaves: Collection[Scalar]) -> bool:
-    """Tell whether x depends on elements of ``leaves``, and not on a reduction of its row."""
-    parts = reachable([x])
-    return not parts.isdisjoint(leaves) and all(part.op != "reduced" for part in parts)
-
-
-def _shape_of(step: Attend, x: Scalar) -> tuple[Dim, ...]:
-    """Return the shape of the scores with 1 for each dimension along which x does not vary."""
-    every = [broadcast_strides(tensor, step.score_shape) for _, tensor in used_inputs(step.score_inputs, [x])]
-    along = (any(strides[axis] != 0 for strides in every) for axis in range(len(step.score_shape)))
-    return tuple(dim if differs else 1 for dim, differs in zip(step.score_shape, along, strict=True))
 
 
 def uncast(x: Scalar) -> Scalar:
@@ -170,7 +159,9 @@ def softmax_of(step: Attend) -> Softmax | None:
     logit, bias, scale = uncast(stage.elements[0]), None, 1.0
     if logit.op == "add":
         for x, other in (logit.operands, logit.operands[::-1]):
-            if _is_of_tensors(other, tensors.keys() - known.keys()):
+            # A bias depends on elements of tensors, and not on a reduction of its row.
+            inner = reachable([other])
+            if not inner.isdisjoint(tensors.keys() - known.keys()) and all(y.op != "reduced" for y in inner):
                 logit, bias = uncast(x), other
                 break
     if logit.op in ("mul", "div"):

@@ -77,7 +77,7 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
         return [m, n, k, *leading, row, call.batch[0], call.a_batch[0], call.b_batch[0], matrix]
 
     limit = 0
-    if ctx.options.measures_cublaslt:
+    if ctx.options.tunable_op_enable and ctx.options.tunable_op_tuning_enable:
         flags, limit = flags | ProblemFlags.MEASURED, max(0, ctx.options.tunable_op_max_tuning_duration_ms)
     problem = LibraryProblem(MATMUL, dtype.onnx, flags, alpha=form.alpha, beta=form.beta, measuring_ms=limit)
     return _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes, WORKSPACE_BYTES)

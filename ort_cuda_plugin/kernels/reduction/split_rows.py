@@ -53,7 +53,9 @@ def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
     placed = [broadcast_strides(x, step.shape) for _, x in step.inputs]
     dims, strides = collapse([step.shape[axis] for axis in axes], [tuple(p[axis] for axis in axes) for p in placed])
     sizes = [x.dtype.itemsize for (_, x), along in zip(step.inputs, strides, strict=True) if is_dense(along, dims)]
-    if not sizes and _has_adjacent_rows(step, placed):
+    across = [axis for axis, dim in enumerate(step.shape) if axis not in step.axes and dim != 1]
+    # Along a strided axis, the elements of adjacent rows are adjacent in memory.
+    if not sizes and across and any(own[across[-1]] == 1 for own in placed):
         form = _strided_form(ctx, columns, rows)
     elif hint(columns) > LONG and hint(rows) < ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
         width = VECTOR_BYTES // max(sizes) if sizes else 1
@@ -78,12 +80,6 @@ def _strided_form(ctx: Lowering, columns: Dim, rows: Dim) -> RowForm | None:
     forms = [RowForm(STRIDED_THREADS, 1, lanes) for lanes in STRIDED_LANES]
     busy = (x for x in forms if blocks * hint(ceildiv(columns, x.capacity)) >= ctx.device.multiprocessors)
     return next(busy, forms[-1])
-
-
-def _has_adjacent_rows(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:
-    """Tell whether in an input the elements of adjacent rows are adjacent in memory."""
-    across = [axis for axis, dim in enumerate(step.shape) if axis not in step.axes and dim != 1]
-    return bool(across) and any(strides[across[-1]] == 1 for strides in placed)
 
 
 def _has_maps(step: Rows) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from ...abi.errors import Error
 from ...abi.flags import flag_variable
-from ..expressions.scalar import Scalar, reachable
+from ..expressions.scalar import reachable
 from ..expressions.symbolic import Dim, eq, hint, le, product, truth
-from ..steps.steps import Attend, Contract, Input, Map, Rows, Sums
+from ..steps.steps import Attend, Contract, Map, Rows, Sums
 from ..steps.tensor import Buffer, BufferKind, Tensor
 from ..steps.trace import DeviceLoop, Launch, Step
 from .program_text import step_kind
@@ -68,21 +68,14 @@ def check_writers(name: str, steps: Sequence[Step], stand_ins: Collection[Buffer
     """
     written = set(stand_ins)
     for number, step in enumerate(steps):
+        # A launch or another recorded step may read a buffer that it writes itself; a `Map` may not.
+        own = () if isinstance(step, Map) else step.writes
         for buffer in step.reads:
-            if buffer not in written and _needs_writer(step, buffer):
+            is_known = buffer in written or buffer in own or buffer.nbytes == 0
+            if not is_known and buffer.kind in _written_first:
                 reason = f"3: {_described(step, buffer)} is read, but no earlier step writes it"
                 raise InvalidProgramError(_message(name, number, step, reason))
         written.update(step.writes)
-
-
-def _needs_writer(step: Step, buffer: Buffer) -> bool:
-    """Return whether an earlier step must write the buffer that ``step`` reads.
-
-    A launch or another recorded step may read a buffer that it writes itself; a `Map` may not.
-    """
-    if buffer.kind not in _written_first or buffer.nbytes == 0:
-        return False
-    return isinstance(step, Map) or buffer not in step.writes
 
 
 def _message(name: str, number: int, step: Step, reason: str) -> str:
@@ -189,13 +182,9 @@ def _leaves(step: Map) -> Iterator[str]:
     if isinstance(step, Attend):
         expressions.append(([step.weight], [step.score], step.score_inputs))
     for values, known, inputs in expressions:
-        if not _have_inputs(values, known, inputs):
+        inner = {*known, *(leaf for leaf, _ in inputs)}
+        if any(x.op == "leaf" and x not in inner for x in reachable(values)):
             yield "7: a leaf of an expression is not an input of the step"
-
-
-def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterable[Input]) -> bool:
-    known = {*own, *(leaf for leaf, _ in inputs)}
-    return all(x in known for x in reachable(values) if x.op == "leaf")
 
 
 def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:

@@ -110,14 +110,7 @@ class Scalar:
 
 def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
     """Return all nodes of the expressions: the expressions themselves, their operands, and so on."""
-    seen: set[Scalar] = set()
-    stack = list(expressions)
-    while stack:
-        x = stack.pop()
-        if x not in seen:
-            seen.add(x)
-            stack.extend(x.operands)
-    return seen
+    return set(in_order(expressions))
 
 
 def reachable_beyond(expressions: Iterable[Scalar], known: set[Scalar], roots: Iterable[Scalar]) -> set[Scalar]:

@@ -138,11 +138,6 @@ class AttentionTile:
         return self.threads // 32 * self.warp_rows // self.m if self.warp_rows else 1
 
     @property
-    def has_multiprocessor(self) -> bool:
-        """Return whether a block has more than four warps, so that no other block is resident on its multiprocessor."""
-        return self.threads > 128
-
-    @property
     def warp_keys(self) -> int:
         """Return the number of keys of a tile that each warp processes."""
         return self.keys // self.sharing_warps
