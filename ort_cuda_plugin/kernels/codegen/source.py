@@ -425,10 +425,17 @@ class Parameters:
         for name, value in values.items():
             self.integer(value, dtype, name)
 
-    def per_axis(self, axes: str, name: str, values: Iterable[Dim]) -> None:
-        """Add an int32 parameter ``<name>_<axis>`` for each letter of ``axes``."""
-        for axis, value in zip(axes, values, strict=True):
-            self.integer(value, DType.INT32, f"{name}_{axis}")
+    def tensors(self, *, written: bool = False, **tensors: Tensor | None) -> None:
+        """Add pointer parameters under the names of the keywords, except for None."""
+        for name, x in tensors.items():
+            if x is not None:
+                self.tensor(x, name, written=written)
+
+    def per_axis(self, axes: str, values: Mapping[str, Sequence[Dim]]) -> None:
+        """Add, for each name in ``values``, an int32 parameter ``<name>_<axis>`` for each letter of ``axes``."""
+        for name, sizes in values.items():
+            for axis, size in zip(axes, sizes, strict=True):
+                self.integer(size, DType.INT32, f"{name}_{axis}")
 
     def number(self, value: float, dtype: DType, name: str = "") -> str:
         """Add a float parameter, float64 for FLOAT64, else float32; return its name."""

@@ -144,16 +144,13 @@ def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) ->
         image = pixels = (*[1] * (len(sizes) - 1), positions)
     axes = kernel.axes
     builder = KernelBuilder()
-    builder.tensor(x, "x")
-    builder.tensor(weights, "weights")
-    builder.tensor(table, "table")
+    builder.tensors(x=x, weights=weights, table=table)
     builder.integers(
         DType.INT32, rows=rows, positions=positions, k_end=channels * product(sizes), channels=channels, groups=group
     )
-    builder.per_axis(axes, "in", image)
-    builder.per_axis(axes[1:], "out", pixels[1:])
-    builder.per_axis(axes, "stride", flat.strides)
-    builder.per_axis(axes, "pad", flat.begin)
+    builder.per_axis(axes, {"in": image})
+    builder.per_axis(axes[1:], {"out": pixels[1:]})
+    builder.per_axis(axes, {"stride": flat.strides, "pad": flat.begin})
     builder.include(of_x, of_w, more)
     blocks = select(few_pixels, 0, ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0])
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
@@ -191,24 +188,22 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
     kernel = StripConv(element, epilogue, thread_rows, width, len(sizes), transposed, stride, index)
     axes = kernel.axes
     builder = KernelBuilder()
-    builder.tensor(x, "x")
-    builder.tensor(_strip_weights(ctx, w, group, thread_rows, phases, transposed), "weights")
-    if transposed:
-        builder.tensor(ctx.constant(phases.array), "phases")
+    builder.tensors(
+        x=x,
+        weights=_strip_weights(ctx, w, group, thread_rows, phases, transposed),
+        phases=ctx.constant(phases.array) if transposed else None,
+    )
     builder.integers(DType.INT32, rows=rows, channels=channels, groups=group, tiles=tiles, taps=math.prod(sizes))
     # Numbers for one image and group: threads (positions), threads along x (strips), blocks (chunks).
     builder.integers(DType.INT32, positions=positions, strips=strips, chunks=chunks)
-    builder.per_axis(axes, "in", flat.size)
-    builder.per_axis(axes, "out", pixels)
-    builder.per_axis(axes, "stride", flat.strides)
-    builder.per_axis(axes, "pad", flat.begin)
-    builder.per_axis(axes, "step", phases.steps)
+    windows = {"stride": flat.strides, "pad": flat.begin, "step": phases.steps}
+    builder.per_axis(axes, {"in": flat.size, "out": pixels, **windows})
     if transposed:
         builder.integer(len(phases.table), DType.INT32, "num_phases")
-        builder.per_axis(axes[:-1], "count", counts[:-1])
-        builder.per_axis(axes, "base", bases)
+        builder.per_axis(axes[:-1], {"count": counts[:-1]})
+        builder.per_axis(axes, {"base": bases})
     else:
-        builder.per_axis(axes, "taps", sizes)
+        builder.per_axis(axes, {"taps": sizes})
     builder.include(of_x, more)
     blocks = chunks * (tiles * len(phases.table) * group) * x.shape[0]
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (threads, 1, 1), body=kernel.body)

@@ -269,10 +269,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
     matrices = PatchTile(tile, kind, a, b, elements, register_type(index), sliced_k, *of_image)
     kernel = MatrixConv(matrices, epilogue, splits, is_alone)
     builder = KernelBuilder()
-    builder.tensor(x, "x")
-    builder.tensor(weights, "weights")
-    if zero is not None:
-        builder.tensor(zero, "zero")
+    builder.tensors(x=x, weights=weights, zero=zero)
     builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k)
     if matrices.is_compact:
         builder.integers(DType.INT32, weights_pitch=weights.strides[0])
@@ -309,10 +306,8 @@ def _add_windows(builder: KernelBuilder, step: Convolve, axes: str, index: DType
         builder.integer(stride, index, f"image_{axis}")
         if axis != axes[0] or not is_one_image:
             extent(builder, size, DType.INT32, (f"out_{axis}", f"by_{axis}"))
-    builder.per_axis(axes, "in", windows.size)
-    builder.per_axis(axes, "stride", windows.strides)
-    builder.per_axis(axes, "pad", windows.begin)
-    builder.per_axis(axes, "step", windows.dilations)
+    sizes = {"in": windows.size, "stride": windows.strides, "pad": windows.begin, "step": windows.dilations}
+    builder.per_axis(axes, sizes)
     extent(builder, channels, DType.INT32, ("channels", "by_channels"))
     for axis, size in zip(axes, windows.kernel, strict=True):
         extent(builder, size, DType.INT32, (f"taps_{axis}", f"by_taps_{axis}"))

@@ -307,21 +307,15 @@ def launch_pool(
     strips = ceildiv(spatial[-1], width)
     count = product(out.shape[:-1]) * strips
     builder = KernelBuilder()
-    builder.tensor(out, "out", written=True)
-    if positions is not None:
-        builder.tensor(positions, "indices", written=True)
+    builder.tensors(written=True, out=out, indices=positions)
     builder.tensor(x, "x")
     builder.integer(count, index, "count")
     builder.integer(strips, DType.INT32, "strips")
-    builder.per_axis(kernel.axes, "kernel", windows.kernel)
-    builder.per_axis(kernel.axes, "dilation", windows.dilations)
-    builder.per_axis(kernel.axes, "in", windows.size)
-    builder.per_axis(kernel.axes, "out", spatial)
-    builder.per_axis(kernel.axes, "stride", windows.strides)
-    builder.per_axis(kernel.axes, "pad", windows.begin)
+    sizes = {"kernel": windows.kernel, "dilation": windows.dilations, "in": windows.size, "out": spatial}
+    builder.per_axis(kernel.axes, {**sizes, "stride": windows.strides, "pad": windows.begin})
     if include_pad:
         ends = [size + end for size, end in zip(windows.size, windows.end, strict=True)]
-        builder.per_axis(kernel.axes, "padded_end", ends)
+        builder.per_axis(kernel.axes, {"padded_end": ends})
     remake = None
     taps = product(windows.kernel)
     if not indices and isinstance(taps, int) and taps <= MAX_TAPS:

@@ -275,8 +275,7 @@ def _launch_kernel(
     ctx: Lowering, call: Folded, kernel: Product, more: Sequence[Parameters], blocks: Dim, threads: int
 ) -> None:
     builder = KernelBuilder()
-    builder.tensor(call.a, "a")
-    builder.tensor(call.b, "b")
+    builder.tensors(a=call.a, b=call.b)
     m, n, k = call.sizes
     builder.integers(DType.INT32, m=m, n=n, k_end=k)
     for name, stride in zip(("a_m", "a_k", "b_k", "b_n"), (*call.a.strides[-2:], *call.b.strides[-2:]), strict=True):

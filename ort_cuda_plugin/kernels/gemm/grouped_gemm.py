@@ -317,8 +317,7 @@ def _builder(
     builder.tensor(result, "y", written=True)
     for name, tensor in named.items():
         builder.tensor(tensor, name)
-    if weights.bias is not None:
-        builder.tensor(weights.bias, "bias")
+    builder.tensors(bias=weights.bias)
     builder.integers(DType.INT32, n=weights.columns, k_end=x.shape[-1], share=share)
     builder.integers(a_m=x.shape[-1])
     builder.include(of_weights)

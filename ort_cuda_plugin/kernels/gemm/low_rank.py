@@ -81,15 +81,13 @@ def low_rank_form(low: LowRank, contiguous: tuple[str, str], index: DType) -> tu
     """Return the `LowRankForm` of a product whose operands are ``contiguous`` along these axes, and its parameters."""
     form = LowRankForm(low.a.dtype.short, *contiguous, None if low.scale is None else low.scale.dtype, index)
     parameters = Parameters()
-    parameters.tensor(low.a, "low_a")
-    parameters.tensor(low.b, "low_b")
+    parameters.tensors(low_a=low.a, low_b=low.b)
     parameters.integer(low.a.shape[-1], DType.INT32, "rank")
     strides = (*low.a.strides[-2:], *low.b.strides[-2:])
     for name, stride in zip(("a_m", "a_k", "b_k", "b_n"), strides, strict=True):
         if form.stride(name) != "1":
             parameters.integer(stride, index, f"low_{name}")
-    if low.scale is not None:
-        parameters.tensor(low.scale, "low_scale")
+    parameters.tensors(low_scale=low.scale)
     return form, parameters
 
 

@@ -100,8 +100,7 @@ class _Scan:
         totals = ctx.empty((rows, parts), DType.FLOAT32 if self.x.dtype in NARROW_FLOATS else self.x.dtype)
         progress = ctx.empty((rows * parts + 1,), DType.INT32)
         ctx.memset(progress, 0)
-        builder.tensor(totals, "totals", written=True)
-        builder.tensor(progress, "progress", written=True)
+        builder.tensors(written=True, totals=totals, progress=progress)
         builder.integers(n_parts=parts)
         emit.line("drawn = cuda.shared.array(1, int32)")
         with emit.block("if cuda.threadIdx.x == 0:"):

@@ -284,22 +284,17 @@ def top_rows(ctx: Lowering, x: Tensor, k: Dim, *, largest: bool) -> tuple[Tensor
         is_last = number == len(forms)
         kernel = SelectKernel(x.dtype, threads, lanes, min(MOST, threads * lanes), largest, kept is None, is_last)
         builder = KernelBuilder()
-        if kept is None or is_last:
-            builder.tensor(x, "x")
-        if kept is not None:
-            builder.tensor(kept[0], "keys_in")
-            builder.tensor(kept[1], "numbers_in")
+        keys_in, numbers_in = (None, None) if kept is None else kept
+        builder.tensors(x=x if kept is None or is_last else None, keys_in=keys_in, numbers_in=numbers_in)
         builder.integers(n=sizes[number], k=k)
         if is_last:
             made = ctx.empty((rows, k), x.dtype), ctx.empty((rows, k), DType.INT64)
-            builder.tensor(made[0], "values", written=True)
-            builder.tensor(made[1], "order", written=True)
+            builder.tensors(written=True, values=made[0], order=made[1])
             builder.integers(n_all=n)
         else:
             m = sizes[number + 1]
             made = ctx.empty((rows, m), kernel.key_dtype), ctx.empty((rows, m), DType.INT32)
-            builder.tensor(made[0], "keys_out", written=True)
-            builder.tensor(made[1], "numbers_out", written=True)
+            builder.tensors(written=True, keys_out=made[0], numbers_out=made[1])
             builder.integers(m=m)
         builder.launch(ctx, kernel.name, (rows, parts, 1), (threads, 1, 1), body=kernel.body)
         kept = made
