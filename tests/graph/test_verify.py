@@ -56,7 +56,7 @@ X, Y = tensor(4, 4), tensor(4, 4, kind=BufferKind.OUTPUT, index=0)
 BETWEEN = tensor(4, 4, kind=BufferKind.SCRATCH)
 BROKEN: dict[str, tuple[list[Step], str]] = {
     "a copy of what it does not say": (
-        [Copy((), Y, X, (), (Y.buffer,))],
+        [Copy((), (), (Y.buffer,), Y, X)],
         r"step 0: copy: invariant 1: tensor f32\[4, 4\] of INPUT 2 is missing in the step",
     ),
     "a view that runs backwards from the first element": (
@@ -152,7 +152,7 @@ def test_no_earlier_step_writes_what_is_empty_or_stands_for_unknown_results_or_i
     with pytest.raises(InvalidProgramError, match="invariant 4"):
         Verifier()("moved", moved)
     Verifier()("tried", [copied(ctx.empty((0, 4), DType.FLOAT32), tensor(0, 4, kind=BufferKind.OUTPUT))])
-    Verifier()("tried", [Copy((), Y, X, (X.buffer, Y.buffer), (Y.buffer,))])
+    Verifier()("tried", [Copy((), (X.buffer, Y.buffer), (Y.buffer,), Y, X)])
     with pytest.raises(InvalidProgramError, match="invariant 3"):
         Verifier()("tried", [copied(x, Y)])
 

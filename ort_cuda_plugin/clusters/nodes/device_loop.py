@@ -283,13 +283,13 @@ def _record(ctx: Lowering, loop: _Loop, first: Sequence[Step], body: Sequence[St
     ctx.trace.steps.append(
         DeviceLoop(
             (loop.plan.node,),
+            tuple(read),
+            tuple(results),
             loop.counter.condition,
             loop.counter.flag,
             loop.count,
             tuple(before),
             tuple(repeated),
-            tuple(read),
-            tuple(results),
         )
     )
 

@@ -82,7 +82,7 @@ class _Copies:
         reads, writes = self._buffers(launch.reads), self._buffers(launch.writes)
         if isinstance(launch, Copy):
             destination, source = self._tensor(launch.destination), self._tensor(launch.source)
-            return Copy(step.nodes, destination, source, reads, writes)
+            return Copy(step.nodes, reads, writes, destination, source)
         args = tuple([self._tensor(arg) if isinstance(arg, Tensor) else arg for arg in launch.args])
         if isinstance(launch, LibraryCall):
             return replace(launch, nodes=step.nodes, args=args, reads=reads, writes=writes)

@@ -174,8 +174,8 @@ class Lowering(Recorder):
             return
         placed = tuple(map(self.materialize, tensors))
         outputs = {x.buffer for x in writes}
-        read, written = reads_and_writes(placed, [x for x in placed if x.buffer not in outputs], writes)
-        self.trace.steps.append(HostCall(self.nodes, callback, placed, tuple(numbers), read, written))
+        used = reads_and_writes(placed, [x for x in placed if x.buffer not in outputs], writes)
+        self.trace.steps.append(HostCall(self.nodes, *used, callback, placed, tuple(numbers)))
 
     # ---- tensor contents that are known on the host, or read by it ----
 
@@ -351,7 +351,7 @@ class Lowering(Recorder):
         if source.buffer is x.buffer:
             self._read_backs[x.buffer] = symbols
         if self.is_recording and count:
-            self.trace.steps.append(ReadBack(self.nodes, source, first, count, (source.buffer,)))
+            self.trace.steps.append(ReadBack(self.nodes, (source.buffer,), (), source, first, count))
         for i in range(count if self.checks_author else 0):
             found = symbol(first + i, f"{what}[{i}]", guess, None, None)  # without bounds
             declared = "bound that the operator declared"

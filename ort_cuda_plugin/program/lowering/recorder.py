@@ -246,16 +246,14 @@ class Recorder(Conditions):
         if not self.is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
-        read, written = reads_and_writes(placed, reads, writes)
         step = Launch(
             self.nodes,
+            *reads_and_writes(placed, reads, writes),
             kernel,
             grid,
             block,
             placed,
             shared_bytes,
-            read,
-            written,
             uses or {},
             remake,
             turns=turns,
@@ -276,8 +274,8 @@ class Recorder(Conditions):
         if not self.is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
-        read, written = reads_and_writes(placed, reads, writes)
-        self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written, note))
+        used = reads_and_writes(placed, reads, writes)
+        self.trace.steps.append(LibraryCall(self.nodes, *used, problem, placed, note))
 
     def copy(self, dst: Tensor, src: Tensor) -> None:
         """Record a copy of all elements of ``src``. Both tensors must be contiguous and have the same type and size."""
@@ -290,16 +288,14 @@ class Recorder(Conditions):
         if not self.is_recording:
             return
         src = self.materialize(src)
-        read, written = reads_and_writes((dst, src), (), (dst,))
-        self.trace.steps.append(Copy(self.nodes, dst, src, read, written))
+        self.trace.steps.append(Copy(self.nodes, *reads_and_writes((dst, src), (), (dst,)), dst, src))
 
     def memset(self, dst: Tensor, byte: int) -> None:
         """Record a fill of all bytes of a contiguous tensor with the value ``byte``."""
         if not dst.is_contiguous:
             raise TypeError(f"memset: got {dst!r}, expected a contiguous tensor. Use elementwise_into")
         if self.is_recording:
-            _, written = reads_and_writes((dst,), (), (dst,))
-            self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
+            self.trace.steps.append(Memset(self.nodes, *reads_and_writes((dst,), (), (dst,)), dst, byte))
 
     def materialize(self, x: Tensor) -> Tensor:
         """Return x on the device. A small launch writes the elements of a host tensor, once per `recording` list."""

@@ -52,9 +52,14 @@ scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64
 
 @dataclass(eq=False)
 class Recorded:
-    """Base of steps that a plan can contain. ``nodes`` are the ONNX nodes it computes; errors name the last one."""
+    """Base of steps that a plan can contain; ``reads`` and ``writes`` are the buffers that it uses.
+
+    ``nodes`` are the ONNX nodes it computes; errors name the last one.
+    """
 
     nodes: tuple[Node, ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
 
     @property
     def node(self) -> Node | None:
@@ -97,7 +102,7 @@ def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> 
 
 @dataclass(eq=False)
 class Launch(Recorded):
-    """A kernel launch; ``reads`` and ``writes`` are the buffers that it uses.
+    """A kernel launch.
 
     ``uses`` describes arguments that the kernel does not access exactly once as a whole. ``note`` tells users why this
     kernel was selected; the launch of a contraction has its ``schedule``. The grid consists of ``turns`` consecutive
@@ -111,8 +116,6 @@ class Launch(Recorded):
     block: tuple[int, int, int]
     args: tuple[Arg, ...]
     shared_bytes: Dim
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
     uses: Mapping[Tensor, Use] = field(default_factory=dict)
     remake: Remake | None = None
     note: str = ""
@@ -127,8 +130,6 @@ class LibraryCall(Recorded):
 
     problem: LibraryProblem
     args: tuple[Arg, ...]
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
     note: str = ""
 
 
@@ -138,8 +139,6 @@ class Copy(Recorded):
 
     destination: Tensor
     source: Tensor
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
 
 
 @dataclass(eq=False)
@@ -148,8 +147,6 @@ class Memset(Recorded):
 
     destination: Tensor
     byte: int
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
 
 
 @dataclass(eq=False)
@@ -162,8 +159,6 @@ class ReadBack(Recorded):
     source: Tensor
     first_symbol: int
     count: int
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...] = ()
 
 
 @dataclass(eq=False)
@@ -173,8 +168,6 @@ class HostCall(Recorded):
     callback: Callback
     tensors: tuple[Tensor, ...]
     numbers: tuple[Dim, ...]
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
 
 
 @dataclass(eq=False)
@@ -192,8 +185,6 @@ class DeviceLoop(Recorded):
     count: Dim | None
     first: tuple[Recordable, ...]
     body: tuple[Recordable, ...]
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
 
 
 Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCall | DeviceLoop
