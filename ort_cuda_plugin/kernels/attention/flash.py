@@ -17,7 +17,6 @@ from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import ceildiv, product
 from ...program.lowering.context import Lowering, Tensor
-from ...program.lowering.shapes import collapse
 from ...program.lowering.views import transpose_matrices
 from ...program.steps.row_program import Row
 from ...program.steps.schedule import Engine, Schedule
@@ -28,7 +27,7 @@ from ..codegen.launch_geometry import extent, index_type, reach
 from ..codegen.row_cache import find_by_column
 from ..codegen.simt_fragments import Element
 from ..codegen.source import Emitter, KernelBuilder, Parameters
-from ..gemm.dispatch import add_batch, batch_strides
+from ..gemm.dispatch import add_batch, collapsed_batch
 from .flash_kernel import Range, StreamKernel
 from .flash_mma import MatrixStreamKernel
 from .multi_pass import PREFIX, Pass, Weights, add_operands, attention_axes, bind_inputs
@@ -88,9 +87,7 @@ def stream_attention(
         value = reading.value * reading.factor
         reading = replace(reading, value=value if reading.unit is None else value * reading.unit, factor=1.0, unit=None)
     index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in operands))
-    dims, strides = collapse(batch, [batch_strides(x, batch) for x in operands])
-    if not dims:
-        dims, strides = [1], [(0,), (0,), (0,)]
+    dims, strides = collapsed_batch(operands, batch)
     scores = Map(ctx.nodes, (*batch, groups, rows, keys), reading.inputs, ())
     weights, of_weights = _weights(ctx, scores, reading)
     bounds, of_bounds = _range(ctx, scores, reading, needs_sink=splits == 1)
@@ -131,8 +128,7 @@ def stream_attention(
         builder.integers(DType.INT32, splits=splits)
         builder.integers(batches=product(batch))
         statistics = [ctx.empty((splits, *out.shape[:-1]), DType.FLOAT32) for _ in range(2)]
-        for name, x in zip(("maxima", "weights"), statistics, strict=True):
-            builder.tensor(x, name, written=True)
+        builder.tensors(written=True, maxima=statistics[0], weights=statistics[1])
     builder.include(of_weights, of_bounds, of_result)
     grid = (row_blocks * column_blocks * product(dims), splits, 1)
     uses = {operands[1]: Use(column_blocks * row_blocks), v: Use(row_blocks)}
@@ -190,8 +186,7 @@ def _reduce_splits(
     outer = [Axes("batch", range(len(batch))), Axes("row", [len(batch), len(batch) + 1])]
     epilogue, of_result = make_epilogue(ctx, stored, total, outer, Axes("column", [len(out.shape) - 1]))
     builder = KernelBuilder()
-    for name, x in zip(("parts", "maxima", "weights"), (part, *statistics), strict=True):
-        builder.tensor(x, name)
+    builder.tensors(parts=part, maxima=statistics[0], weights=statistics[1])
     builder.integers(DType.INT32, m=groups * rows, rows=product(batch) * groups * rows, d=width)
     builder.include(of_bounds, of_result)
     kernel = MergeKernel(splits, epilogue, bounds, math.isnan(reading.without_keys))

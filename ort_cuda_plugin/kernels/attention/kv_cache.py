@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from ...model.ir import DType
 from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar
-from ...program.expressions.symbolic import Dim, ceildiv, eq
+from ...program.expressions.symbolic import ceildiv, eq
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.shapes import broadcast_strides
 from ...program.steps.trace import InPlace, Use, in_place_of
 from ..codegen.launch_geometry import Plane
 from ..codegen.simt_fragments import Element
-from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
+from ..codegen.source import KernelBuilder, StridedTensor, kernel_name, load_text
 from ..codegen.vectors import FEW_ELEMENTS, VECTOR_BYTES, vector_width
 
 ROWS = 16
@@ -85,7 +85,7 @@ def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
     emit = builder.emit
     batch, heads, capacity, size = parts[0].present.shape
     n_capacity, n_rows = builder.integer(capacity), builder.integer(parts[0].new.shape[2])
-    begins = _StridedTensor(builder, first)
+    begins = StridedTensor(builder, first)
     width = _vector_width(ctx, parts)
     writers = [_Writer(builder, part, width) for part in parts]
     plane = Plane(ctx, builder, [batch, heads, ceildiv(capacity, ROWS), ceildiv(size, width)])
@@ -157,16 +157,13 @@ class _Writer:
 
     def __init__(self, builder: KernelBuilder, part: CachePart, width: int) -> None:
         self._emit, self._part, self._width = builder.emit, part, width
-        self._past = None if part.past is None else _StridedTensor(builder, part.past)
+        self._past = None if part.past is None else StridedTensor(builder, part.past)
         self._before = "" if part.past is None else builder.integer(part.past.shape[2])
-        self._new, self._present = (
-            _StridedTensor(builder, part.new),
-            _StridedTensor(builder, part.present, written=True),
-        )
-        self._scale: _StridedTensor | None = None
+        self._new, self._present = StridedTensor(builder, part.new), StridedTensor(builder, part.present, written=True)
+        self._scale: StridedTensor | None = None
         if part.scale is not None:
             strides = broadcast_strides(part.scale, (part.new.shape[1], 1, part.new.shape[3]))
-            self._scale = _StridedTensor(builder, part.scale, strides=(strides[0], strides[2]))
+            self._scale = StridedTensor(builder, part.scale, strides=(strides[0], strides[2]))
 
     def declare(self) -> None:
         """Declare the variable for the thread's vector, and one for a vector of zeros."""
@@ -174,12 +171,12 @@ class _Writer:
         for name in (self._lanes, self._zeros):
             self._emit.line(f"{name} = lanes_of({self._present.pointer}, {self._width})")
 
-    def _move(self, function: str, lanes: str, x: _StridedTensor, *at: str) -> None:
+    def _move(self, function: str, lanes: str, x: StridedTensor, *at: str) -> None:
         offset = self._emit.assign(x.offset(*at))
         width = self._width
         self._emit.line(f"{function}({lanes}, {x.pointer}, {offset}, 0, {offset} + {width}, {width}, 1)")
 
-    def _copy(self, b: str, h: str, d: str, source: _StridedTensor | None, row: str) -> None:
+    def _copy(self, b: str, h: str, d: str, source: StridedTensor | None, row: str) -> None:
         """Copy a vector of row ``row`` of ``source`` to row ``place`` of present; zeros if ``source`` is None."""
         if source is not None:
             self._move("load_row", self._lanes, source, b, h, row, d)
@@ -234,19 +231,3 @@ class _Writer:
             return s.cast(scaled, part.present.dtype)
         whole = s.minimum(s.maximum(s.round_half_even(scaled), float(low)), float(high))
         return s.cast(whole, part.present.dtype if part.bits == 8 else DType.INT32)
-
-
-class _StridedTensor:
-    """A tensor parameter that is addressed by int64 coordinates."""
-
-    def __init__(
-        self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False, strides: Sequence[Dim] | None = None
-    ) -> None:
-        self.pointer = builder.tensor(tensor, written=written)
-        self._strides = [builder.stride(stride) for stride in (tensor.strides if strides is None else strides)]
-
-    def offset(self, *at: str) -> str:
-        return offset_text(list(zip(at, self._strides, strict=True)))
-
-    def load(self, *at: str) -> str:
-        return f"{self.pointer}[{self.offset(*at)}]"

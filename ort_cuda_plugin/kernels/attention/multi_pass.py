@@ -16,7 +16,7 @@ from ...model.ir import DType
 from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim, ceildiv, hint, product
 from ...program.lowering.context import Lowering, Tensor
-from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.lowering.shapes import broadcast_strides
 from ...program.steps.row_program import Stage, Values, grouped_stages
 from ...program.steps.schedule import AttentionTile
 from ...program.steps.steps import Attend, Map
@@ -35,7 +35,7 @@ from ..codegen.simt_fragments import (
     thread_tile,
 )
 from ..codegen.source import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type, text_property
-from ..gemm.dispatch import add_batch, batch_strides, contiguous_axis
+from ..gemm.dispatch import add_batch, collapsed_batch, contiguous_axis
 from ..reduction.reduce import SERIAL_PARTS
 
 PREFIX = "r_"
@@ -323,9 +323,8 @@ def attention_axes(operands: Sequence[Tensor]) -> tuple[str, str, str]:
 
 def add_operands(builder: KernelBuilder, kernel: AttentionKernel, operands: Sequence[Tensor]) -> None:
     """Add the parameters of a [m, k], b [k, n] and c [n, d]: pointers, sizes, and strides other than 1."""
-    for name, x in zip("abc", operands, strict=True):
-        builder.tensor(x, name)
     a, b, c = operands
+    builder.tensors(a=a, b=b, c=c)
     builder.integers(DType.INT32, m=a.shape[-2], n=b.shape[-1], k_end=a.shape[-1], d=c.shape[-1])
     strides = (stride for x in operands for stride in x.strides[-2:])
     for name, stride in zip(("a_m", "a_k", "b_k", "b_n", "c_n", "c_d"), strides, strict=True):
@@ -339,9 +338,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
     a, b, c = step.operands
     m, n, d = a.shape[-2], b.shape[-1], c.shape[-1]
     index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in step.operands))
-    batch, batches = collapse(step.batch, [batch_strides(x, step.batch) for x in step.operands])
-    if not batch:
-        batch, batches = [1], [(0,), (0,), (0,)]
+    batch, batches = collapsed_batch(step.operands, step.batch)
     axes = range(len(step.batch))
     weights, score_parameters = make_weights(ctx, step)
     outer = [Axes("batch", axes), Axes("row", [len(axes)])]

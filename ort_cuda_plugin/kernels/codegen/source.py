@@ -576,6 +576,22 @@ def offset_text(terms: Sequence[tuple[str, str]]) -> str:
     return " + ".join(parts) or "0"
 
 
+class StridedTensor:
+    """A tensor parameter of a kernel that is addressed by int64 coordinates."""
+
+    def __init__(
+        self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False, strides: Sequence[Dim] | None = None
+    ) -> None:
+        self.pointer = builder.tensor(tensor, written=written)
+        self._strides = [builder.stride(stride) for stride in (tensor.strides if strides is None else strides)]
+
+    def offset(self, *at: str) -> str:
+        return offset_text(list(zip(at, self._strides, strict=True)))
+
+    def load(self, *at: str) -> str:
+        return f"{self.pointer}[{self.offset(*at)}]"
+
+
 _NAME_LENGTH = 40
 
 

@@ -76,9 +76,7 @@ def folded(ctx: Lowering, step: Contract) -> Folded:
     if folded:
         b = ctx.view(b, b.shape[-2:], b.strides[-2:], b.offset)
         batch = ()
-    dims, (a_batch, b_batch) = collapse(batch, [batch_strides(x, batch) for x in (a, b)])
-    if not dims:
-        dims, a_batch, b_batch = [1], (0,), (0,)
+    dims, (a_batch, b_batch) = collapsed_batch((a, b), batch)
     return Folded(a, b, dims, a_batch, b_batch, folded)
 
 
@@ -93,9 +91,11 @@ def _with_rows_folded(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
     return ctx.view(a, (rows, a.shape[-1]), (stride, a.strides[-1]), a.offset)
 
 
-def batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
-    leading = Tensor(x.dtype, x.shape[:-2], x.buffer, strides=x.strides[:-2])
-    return broadcast_strides(leading, batch)
+def collapsed_batch(operands: Sequence[Tensor], batch: Sequence[Dim]) -> tuple[list[Dim], list[tuple[Dim, ...]]]:
+    """Return the fewest dimensions of the batch, at least one, and the strides of each operand along them."""
+    leading = [Tensor(x.dtype, x.shape[:-2], x.buffer, strides=x.strides[:-2]) for x in operands]
+    dims, strides = collapse(batch, [broadcast_strides(x, batch) for x in leading])
+    return (dims, strides) if dims else ([1], [(0,) for _ in operands])
 
 
 def split_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Map]:
@@ -195,13 +195,10 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         step = _with_integers(ctx, step)
     call = folded(ctx, step)
     elements, (of_a, of_b) = operand_elements(step)
-    if schedule.weights is WeightLayout.F16_ALONG_K:
-        step, lines = compact_lines(ctx, step)
-        call = replace(call, b=transpose_matrices(ctx, lines))
-        elements = (elements[0], Element(lines.dtype.short))
-    elif schedule.weights is WeightLayout.F16_ALONG_N:
-        step, b = compact_columns(ctx, step)
-        call = replace(call, b=b)
+    is_along_k = schedule.weights is WeightLayout.F16_ALONG_K
+    if is_along_k or schedule.weights is WeightLayout.F16_ALONG_N:
+        step, b = (compact_lines if is_along_k else compact_columns)(ctx, step)
+        call = replace(call, b=transpose_matrices(ctx, b) if is_along_k else b)
         elements = (elements[0], Element(b.dtype.short))
     elif schedule.weights is WeightLayout.ALONG_K:
         call = _along_k(ctx, call)

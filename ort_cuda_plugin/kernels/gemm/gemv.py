@@ -182,16 +182,12 @@ class Gemv(GemvKernel):
             "for k in range(slice, k_end, 16):",
             f"    x = {self.load_a('k')}",
             f"    at = b_base + int64({self.index_type}(k * b_k)) + int64(column)",
-            "    if column + 7 < n:",
         ]
+        weights = [self.elements[1].load("b", f"at + {i}", f"column + {i}", "k") for i in chunk]
+        added = [f"c{i} = {self.multiply_add('x', weight, f'c{i}')}" for i, weight in enumerate(weights)]
+        lines += ["    if column + 7 < n:", *indented(added, 2), "    else:"]
         for i in chunk:
-            weight = self.elements[1].load("b", f"at + {i}", f"column + {i}", "k")
-            lines.append(f"        c{i} = {self.multiply_add('x', weight, f'c{i}')}")
-        lines.append("    else:")
-        for i in chunk:
-            weight = self.elements[1].load("b", f"at + {i}", f"column + {i}", "k")
-            lines.append(f"        if column + {i} < n:")
-            lines.append(f"            c{i} = {self.multiply_add('x', weight, f'c{i}')}")
+            lines += [f"        if column + {i} < n:", f"            {added[i]}"]
         lines += ["place = int64(int32(slice * 64 + (thread & 7) * 8))"]
         lines += [f"partial[place + {i}] = c{i}" for i in chunk]
         finish = f"""

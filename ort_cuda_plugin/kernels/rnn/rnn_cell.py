@@ -10,7 +10,7 @@ from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering, Tensor
-from ..codegen.source import KernelBuilder, load_text, offset_text, register_type
+from ..codegen.source import KernelBuilder, StridedTensor, load_text, register_type
 
 Gates = Sequence[Scalar]
 
@@ -67,26 +67,21 @@ class Direction:
     backward: bool
 
 
-class Elements:
+class Elements(StridedTensor):
     """A tensor parameter of a kernel under construction, with loads and stores by int64 coordinates."""
 
     def __init__(self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False) -> None:
-        self._emit = builder.emit
-        self._dtype = tensor.dtype
-        self.pointer = builder.tensor(tensor, written=written)
-        self._strides = [builder.stride(stride) for stride in tensor.strides]
-
-    def _offset(self, at: Sequence[str]) -> str:
-        return offset_text(list(zip(at, self._strides, strict=True)))
+        super().__init__(builder, tensor, written=written)
+        self._emit, self._dtype = builder.emit, tensor.dtype
 
     def load(self, *at: str) -> str:
         """Emit the load of an element, converted to the accumulation type; return its variable."""
         leaf = Scalar(self._dtype, "leaf")
-        self._emit.bind(leaf, self._emit.assign(load_text(self.pointer, self._offset(at), self._dtype)))
+        self._emit.bind(leaf, self._emit.assign(load_text(self.pointer, self.offset(*at), self._dtype)))
         return self._emit.value(s.cast(leaf, s.accumulation_type(self._dtype)))
 
     def store(self, value: Scalar, *at: str) -> None:
-        self._emit.store(self.pointer, self._offset(at), s.cast(value, self._dtype))
+        self._emit.store(self.pointer, self.offset(*at), s.cast(value, self._dtype))
 
 
 class CellKernel(ABC):

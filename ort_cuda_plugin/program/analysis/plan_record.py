@@ -79,13 +79,7 @@ def _kernel(spec: KernelSpec) -> dict[str, Any] | None:
     """Return the fields of the spec of a kernel; None for a kernel that has no Python source for Numba."""
     if type(spec) is not KernelSpec:
         return None
-    return {
-        "name": spec.name,
-        "signature": list(spec.signature),
-        "source": spec.source,
-        "launch_bounds": spec.launch_bounds,
-        "resident": spec.resident,
-    }
+    return {name: getattr(spec, name) for name in ("name", "signature", "source", "launch_bounds", "resident")}
 
 
 _KINDS: dict[type, str] = {

@@ -14,6 +14,7 @@ from ..expressions.symbolic import hint, product
 from ..steps.steps import Contract, Convolve, Map
 from ..steps.tensor import Buffer, BufferKind, Tensor
 from ..steps.trace import Copy, DeviceLoop, HostCall, Launch, LibraryCall, Memset, ReadBack, Step, Use
+from .step_tensors import tensors_of
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
             parts = [accesses(each) for each in (*step.first, *step.body)]
             return [x for reads, _ in parts for x in reads], [x for _, writes in parts for x in writes]
         case HostCall():
-            own = step.writes
-            return _accesses(x for x in step.tensors if x.buffer not in own), _accesses(
-                x for x in step.tensors if x.buffer in own
-            )
+            return _of_arguments(step)
 
 
 def arithmetic(step: Step) -> float:
@@ -99,8 +97,8 @@ def arithmetic(step: Step) -> float:
     return 0.0
 
 
-def _of_arguments(step: Launch | LibraryCall) -> tuple[list[Access], list[Access]]:
-    tensors = [arg for arg in step.args if isinstance(arg, Tensor)]
+def _of_arguments(step: Launch | LibraryCall | HostCall) -> tuple[list[Access], list[Access]]:
+    tensors = tensors_of(step)
     reads = _accesses(x for x in tensors if x.buffer not in step.writes)
     writes = _accesses(x for x in tensors if x.buffer in step.writes)
     if isinstance(step, Launch):
