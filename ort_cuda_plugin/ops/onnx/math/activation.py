@@ -59,7 +59,6 @@ unary("Mish", 18, lambda x: x * s.tanh(softplus(x)))
 unary("HardSwish", 14, lambda x: x * s.maximum(0.0, s.minimum(1.0, x / 6.0 + 0.5)))
 unary("LeakyRelu", 1, leaky_relu, alpha=0.01)
 
-unary("ThresholdedRelu", 1, lambda x, alpha: s.where(x > alpha, x, 0.0), alpha=1.0)
 unary("Shrink", 9, _shrunk, ARITHMETIC, bias=0.0, lambd=0.5)
 unary("Elu", 1, elu, alpha=1.0)
 unary("Selu", 6, _selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
@@ -90,6 +89,11 @@ def prelu_1(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
         slope = unsqueeze(ctx, slope, range(1, x.rank - 1))
         require.one_or_size(ctx, x.shape[1], slope=slope)
     return prelu(ctx, x, slope)
+
+
+@op("ThresholdedRelu", since=1, types={"T": FLOATS})
+def thresholded_relu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a > alpha, a, 0.0), x)
 
 
 @op("Gelu", since=20, types={"T": FLOATS})
