@@ -152,7 +152,7 @@ def one_after_the_other():
 for make, said in [
     (lambda: on(devices, {"device_ids": "1,0"}), "device_ids=1,0: the session was given the device 0"),
     (lambda: on(devices, {"device_ids": "0"}), "device_ids=0: add_provider_for_devices also got the device 1"),
-    (one_after_the_other, "device_id=1: the session was given the device 0 (Emulated CUDA device); call add_provider"),
+    (one_after_the_other, "device_id=1: the session was given the device 0 (Emulated CUDA device). Pass device 1"),
 ]:
     try:
         make()
