@@ -169,8 +169,7 @@ CASES: dict[str, Callable[[], Case]] = {
             nodes="""trips = Constant<value_int = 3>() middle = Loop(trips, c, a)
               <body = b (int64 i, bool on, float[p, 4] carried) => (bool still, float[p, 4] next)
                { still = Identity(on) next = Add(carried, x) }>"""
-        ),
-        "Identity",
+        )
     ),
     "Scan in the middle": lambda: case(
         IN_THE_MIDDLE.format(
