@@ -10,7 +10,6 @@ from typing import Final
 
 from ...kernels.elementwise.index_map import IndexMap
 from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
-from ...ops.contrib.attention.position import distance_bias
 from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim
 from ...program.steps.tensor import Tensor
@@ -104,6 +103,9 @@ def relative_position_bias(body: GrowingBody, node: Node) -> None:
     def row(first: Dim) -> Tensor:
         def query(maps: IndexMap, index: Scalar) -> Scalar:
             return index + body.number(maps) + maps.dim(first)
+
+        # Imported here: a session that loads a compiled model must not import the operators of products.
+        from ...ops.contrib.attention.position import distance_bias
 
         return distance_bias(body.ctx, table, (1, body.capacity), distance, query, is_bidirectional=is_bidirectional)
 
