@@ -45,7 +45,7 @@ bool ocp_run_memory_is_captured(void);
 /* Whether the calling thread's Run is watched and is in a stream capture of the application. */
 bool ocp_run_memory_is_foreign(void);
 /* Returns the address of a block of at least `bytes` that the calling thread's watched Run has freed, and marks it as
- * in use; 0: there is no such block. */
+ * in use. Returns 0 if it finds none. */
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
 /* Records an allocation of the calling thread's watched Run. False: out of host memory. */
 bool ocp_run_memory_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);

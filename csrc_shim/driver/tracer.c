@@ -6,8 +6,8 @@
 
 enum { MAX_MARKS = 1 << 20 };
 
-/* What one external correlation id of CUPTI stands for: which ORT events own the work enqueued under it, and which
- * nodes the work computes (driver/activity.h). */
+/* Work that was enqueued under one external correlation id of CUPTI: the ORT events that own it, and the source and
+ * layout that name its nodes (driver/activity.h). */
 typedef struct mark {
   ocp_activity_owners owners;
   uint64_t source, layout;

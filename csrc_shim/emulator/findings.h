@@ -14,7 +14,7 @@
  * address and size of an access. A finding also makes the launch, copy or memset fail with CUDA_ERROR_ILLEGAL_ADDRESS
  * or CUDA_ERROR_LAUNCH_FAILED, except for invalid-handle. */
 int ocp_emu_num_findings(void);
-/* Copies finding `index` into text. Returns the finding's length; -1: there is no finding with this index. */
+/* Copies finding `index` into text. Returns the finding's length, or -1 for an index out of range. */
 int ocp_emu_finding(int index, char *text, size_t text_bytes);
 /* Forgets the findings and the sticky errors of the devices. */
 void ocp_emu_clear_findings(void);

@@ -16,7 +16,7 @@
  * segment. Guards belong to the whole plan and may depend only on input dimensions and host inputs.
  *
  * OCP_PLAN_VERSION rises with every change that an older library would refuse or misunderstand. A library runs only
- * plans of its own version. Plans in files have no uploads: the process that loads such a plan adds the uploads
+ * plans of its own version. Plans in files are without uploads: the process that loads a plan adds them
  * (ort_cuda_plugin/plan/streaming.py). */
 #ifndef OCP_PLAN_FORMAT_H
 #define OCP_PLAN_FORMAT_H
@@ -152,7 +152,8 @@ typedef enum ocp_record_kind {
    * copy stream, after all earlier records. No other record or read-back names a weight in host memory. */
   OCP_RECORD_UPLOAD = 6,
   /* Makes the later records wait for the upload that is record `index`, in the same segment. Each upload is awaited
-   * once, in the order of the uploads. No params. Like an upload, an await has no condition register. */
+   * once, in the order of the uploads. An await takes no params. Uploads and awaits run
+   * unconditionally. */
   OCP_RECORD_AWAIT = 7,
   OCP_RECORD_NUM_KINDS
 } ocp_record_kind;

@@ -40,8 +40,8 @@ void ocp_prepared_init(ocp_prepared_list *list);
 ocp_prepared *ocp_prepared_create(const int64_t *key, uint32_t words);
 /* Frees the entries of a linked list. */
 void ocp_prepared_free(ocp_prepared *chain, void (*release)(void *algorithm));
-/* Finds the entry for the key and adds a reference for the caller; NULL: there is no entry. All keys of a list have the
- * same number of words. */
+/* Finds the entry for the key and adds a reference for the caller. Returns NULL if the list lacks the key. All keys of
+ * a list have the same number of words. */
 ocp_prepared *ocp_prepared_find(ocp_prepared_list *list, const int64_t *key, uint32_t words);
 /* Adds a new entry, with a reference for the caller. */
 void ocp_prepared_insert(ocp_prepared_list *list, ocp_prepared *prepared);

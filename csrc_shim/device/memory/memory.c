@@ -233,8 +233,8 @@ int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error) 
   return ORT_OK;
 }
 
-/* Logs the sizes of the arena's chunks, which show whether memory is fragmented or exhausted. Logs nothing if the arena
- * has no region, for example because a CUDA memory pool replaces it. */
+/* Logs the sizes of the arena's chunks, which show whether memory is fragmented or exhausted. Logs nothing for an
+ * arena without regions, such as one that a CUDA memory pool replaces. */
 static void log_arena(ocp_device *device, int memory) {
   char text[OCP_ARENA_DUMP_BYTES];
   pthread_mutex_lock(&device->pool->lock);

@@ -181,7 +181,7 @@ static CUresult make_export(exported *made) {
                    .ordinal = device->ordinal};
   result = emu_ipc_export(&kind, &record.header, &made->fd, made->handle.reserved);
   if (result)
-    unshare_pages(device, pages); /* if this fails, the pages stay shared, which has no effect */
+    unshare_pages(device, pages); /* if this fails, the pages stay in the file, where they work as well */
   return result;
 }
 

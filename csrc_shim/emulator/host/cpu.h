@@ -1,4 +1,4 @@
-/* What the emulated device needs of the host's CPU, x86-64 or aarch64: page size, floating-point control, ticks. */
+/* Page size, floating-point control and clock ticks of the host's CPU, which is x86-64 or aarch64. */
 #ifndef OCP_EMULATOR_HOST_CPU_H
 #define OCP_EMULATOR_HOST_CPU_H
 

@@ -78,8 +78,8 @@ void emu_import_set(emu_import *import, uint64_t address) {
 
 bool emu_relocation_is_none(uint32_t type) { return type == R_AARCH64_NONE || type == 256; /* its former number */ }
 
-/* How a relocation changes an instruction or a datum. `value` is the relocation's value, a difference from the location
- * where `relative` is set. The field takes the bits of the value from `shift` on. */
+/* The bit field of an instruction or a datum that a relocation sets. The relocation's value is an address or, with
+ * `relative`, the distance of that address from the location. The field gets the bits of the value from `shift` on. */
 typedef struct field {
   uint16_t type;
   uint8_t bytes;    /* 4 for instructions */

@@ -29,7 +29,7 @@ void ocp_compute_info_release(OrtNodeComputeInfo *info);
 /* Makes the kernel of one node, which ORT releases. The caller keeps the ownership of the cluster, which must outlive
  * the kernel. */
 OrtKernelImpl *ocp_node_kernel_create(const ocp_node_kernel_spec *spec, ocp_error *error);
-/* Makes an input of a cluster from a tensor. `index` and `name` (NULL: the input has no name) are for messages.
+/* Makes an input of a cluster from a tensor. `index` and `name` (NULL for an unnamed input) are for messages.
  * `device_memory`: the memory of the cluster's device. */
 int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, const OrtMemoryDevice *device_memory,
                      ocp_input *input, ocp_error *error);

@@ -32,9 +32,10 @@ typedef struct ocp_replay_budget {
 /* Whether this Run of the instance on the stream should launch a graph. Counts warm Runs, and the reason if a warm Run
  * cannot launch a graph. */
 bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream);
-/* Makes or updates the graph of an instance whose bases of inputs and outputs are set, and launches it. *launched:
- * whether the graph was launched. If it was not, and there is no error, the caller enqueues the records; the reason was
- * counted, unless a library call has to run once with these arguments before a graph can contain it. */
+/* Makes or updates the graph of an instance whose bases of inputs and outputs are set, and launches it. *launched
+ * tells whether the graph was launched. If it was not, and the call succeeded, the caller enqueues the records. The
+ * call has counted the reason, except where a library call must run once with these arguments before a graph can
+ * contain it. */
 int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
                    ocp_error *error);
 /* Destroys the graph and frees its slab. An unfinished launch continues. Ignores NULL. */

@@ -39,7 +39,7 @@ bool ocp_sources_add(ocp_variant *variant) {
   return fits;
 }
 
-/* Returns the last block whose first number is at most `number`; NULL: there is no such block. */
+/* Returns the last block whose first number is at most `number`, or NULL if all blocks begin later. */
 static block *find(uint64_t number) {
   size_t low = 0, high = num_blocks;
   while (low < high) {

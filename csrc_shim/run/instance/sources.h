@@ -21,8 +21,8 @@ bool ocp_sources_add(ocp_variant *variant);
 /* Called before the variant is freed. While a profile is open, takes ownership of the plan, so that the profile can
  * resolve the numbers of its records. */
 void ocp_sources_remove(ocp_variant *variant);
-/* Finds the record with this number; false: there is no such record. The result is valid while the caller's profile is
- * open. */
+/* Finds the record with this number. Returns false for an unknown number. The result is valid while the caller's
+ * profile is open. */
 bool ocp_source_find(uint64_t number, ocp_source *source);
 /* Frees the plans that ocp_sources_remove has taken, unless a profile is open. */
 void ocp_sources_sweep(void);
