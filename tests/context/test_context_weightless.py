@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from contexts import BINARY, assert_same, container_of, load, nothing_compiled, settings
 from ort_cuda_plugin.abi import host
+from ort_cuda_plugin.context.storage import constants
 from session_pair import FLOAT, INT64, info
 
 RNG = np.random.default_rng(12)
@@ -229,7 +230,7 @@ def test_onnx_runtimes_own_entries(compiled: tuple[Path, Weights], tmp_path: Pat
     assert host.api_version() < 29 or ort.get_ep_devices()[-1].ep_metadata["weightless_support"] == "all"
 
 
-def test_every_form_of_an_initializer_is_read(tmp_path: Path) -> None:
+def test_every_form_of_an_initializer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read TensorProto's typed fields, raw data and packed elements; store uniform constants as one element."""
     kinds = onnx.TensorProto
     tensors = [
@@ -261,3 +262,8 @@ def test_every_form_of_an_initializer_is_read(tmp_path: Path) -> None:
     feed = [{"x": noise(4, 3, 2).astype(np.float64)}]
     with nothing_compiled():
         assert_same(load(tmp_path / "m_ctx.onnx"), made.SerializeToString(), feed)
+    monkeypatch.setattr(constants, "_MAX_UNIFORM_BYTES", 1)
+    with pytest.raises(Exception, match="stored as one element: got 5600 bytes, expected at most 1"):
+        load(tmp_path / "m_ctx.onnx")
+    ort.ModelCompiler(settings(), str(tmp_path / "m.onnx")).compile_to_file(str(tmp_path / "whole.onnx"))
+    assert_same(load(tmp_path / "whole.onnx"), made.SerializeToString(), feed)

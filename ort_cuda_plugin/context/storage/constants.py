@@ -24,6 +24,7 @@ from .source_model import SourceModel, SourceTensor
 _UNIFORM_BYTES = 1 << 12
 """Bytes above which a constant whose elements are all equal is stored as one element, if weights are left out."""
 _MAX_UNIFORM_BYTES = 1 << 34
+"""Maximum bytes of a constant that is stored as one element: a small file must not claim all memory."""
 _MAX_GROWTH, _FREE_GROWTH = 16, 1 << 20
 """A recipe may make at most `_MAX_GROWTH` times the bytes of its operands, plus `_FREE_GROWTH` bytes."""
 
@@ -260,14 +261,17 @@ class StoredConstants:
 
         def from_array() -> Array:
             view = self._container.array(row["array"])
-            count = 1 if row.get("repeats") else constant.size
-            if len(view) != count * dtype.itemsize or constant.nbytes > _MAX_UNIFORM_BYTES:
+            is_uniform = bool(row.get("repeats"))
+            wanted = dtype.itemsize if is_uniform else constant.nbytes
+            if len(view) != wanted:
+                raise self._container.damaged(f"array {row['array']}: got {len(view)} bytes, expected {wanted}")
+            if is_uniform and constant.nbytes > _MAX_UNIFORM_BYTES:
                 raise self._container.damaged(
-                    f"array {row['array']}: got {len(view)} bytes for a constant of {constant.nbytes} bytes, expected "
-                    f"{count * dtype.itemsize} for a constant of at most {_MAX_UNIFORM_BYTES}"
+                    f"a constant that is stored as one element: got {constant.nbytes} bytes, expected at most "
+                    f"{_MAX_UNIFORM_BYTES}"
                 )
             array = np.frombuffer(view, dtype.numpy)
-            return np.full(dims, array[0]) if row.get("repeats") else array.reshape(dims)
+            return np.full(dims, array[0]) if is_uniform else array.reshape(dims)
 
         load = from_source if "source" in row else from_array
         name = str(row["source"][1]) if "source" in row else ""
