@@ -274,7 +274,8 @@ print("end")
 
 def test_a_host_with_a_provider_of_that_name_keeps_it(library: str) -> None:
     code = """
-names = ffi.new("char *[1]", [ffi.new("char[]", b"CUDAExecutionProvider")])
+own = ffi.new("char[]", b"CUDAExecutionProvider")
+names = ffi.new("char *[1]", [own])
 @ffi.callback("OrtStatus *(char ***, int *)")
 def available(out, length):
     out[0], length[0] = names, 1

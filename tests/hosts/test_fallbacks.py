@@ -84,9 +84,12 @@ assert f"no node of the session runs on {own}: StringConcat node 'low' (" in tex
 options = ort.SessionOptions()
 device = [device for device in ort.get_ep_devices() if device.ep_name == own]
 options.add_provider_for_devices(device, {"use_tf32": "perhaps"})
-session = ort.InferenceSession(add, options)
-assert "use_tf32='perhaps': use 1 or 0" in only_line()
-assert session.get_providers() == ["CPUExecutionProvider"]
+if int(ort.__version__.split(".")[1]) >= 32:  # which raises such errors of devices that the session names
+    assert "use_tf32='perhaps': use 1 or 0" in str(raised(ort.InferenceSession, add, options))
+else:
+    session = ort.InferenceSession(add, options)
+    assert "use_tf32='perhaps': use 1 or 0" in only_line()
+    assert session.get_providers() == ["CPUExecutionProvider"]
 """
     )
 
