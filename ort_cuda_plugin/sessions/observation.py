@@ -111,6 +111,27 @@ def observe(onnxruntime: ModuleType) -> None:
 
     setattr(observed_init, _OBSERVED, True)
     sessions.__init__, sessions.set_providers = observed_init, observed_set_providers
+    if hasattr(onnxruntime, "ModelPackageComponentContext"):  # since 1.32
+        _observe_packages(onnxruntime.ModelPackageComponentContext)
+
+
+def _observe_packages(component: Any) -> None:
+    """Observe sessions that components of model packages create, which do not call ``InferenceSession.__init__``."""
+    create_session = component.create_session
+
+    @functools.wraps(create_session)
+    def observed_create_session(self: Any, sess_options: Any = None) -> Any:
+        model = f"variant {self.get_selected_variant_name()!r} of {self.get_selected_variant_folder_path()}"
+        with current_session.created():
+            try:
+                session = create_session(self, sess_options)
+            except Exception as error:
+                _record_failure(model, (), str(error))
+                raise
+            _record(session, model, (), {}, "")
+            return session
+
+    component.create_session = observed_create_session
 
 
 def _record(session: Any, model: str, asked: tuple[str, ...], device_ids: dict[str, str], error: str) -> None:
