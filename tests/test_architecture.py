@@ -30,6 +30,7 @@ from source_graph import (
 MAX_SOURCES = 12  # per folder; a C source and its header count once
 MAX_CLASS_LINES = 300
 MAX_FUNCTION_LINES = 80  # without the signature, which an operator's inputs and attributes make long
+MAX_CONTEXT_MANAGERS = 8  # of one with statement
 
 RECORDING_PREDICATES: set[str] = set()
 """Exceptions: predicates (``is_``, ``has_``, ``fits_``, ``wants_``) that record a step or add a guard to the plan."""
@@ -116,6 +117,24 @@ def test_long_classes_and_functions_are_found() -> None:
     signature, lines = "x,\n" * 50, "    pass\n" * 81
     text = f"def f(\n{signature}):\n{lines[9:]}def g():\n{lines}" + "class A:\n" + lines * 4
     assert long_definitions({"thing.py": text}) == {"thing.py: g": 81, "thing.py: A": 325}
+
+
+def long_with_statements(files: Texts) -> list[str]:
+    found = []
+    for file, text in files.items():
+        statements: list[ast.With | ast.AsyncWith] = [*nodes(text, ast.With), *nodes(text, ast.AsyncWith)]
+        found += [f"{file}:{each.lineno}" for each in statements if len(each.items) > MAX_CONTEXT_MANAGERS]
+    return found
+
+
+def test_with_statements_have_few_context_managers() -> None:
+    """The compilers of Python 3.12.0 and 3.12.1 crash at 20 context managers of one with statement, which ends pip."""
+    assert long_with_statements(python_texts()) == []
+
+
+def test_a_long_with_statement_is_found() -> None:
+    text = f"with {', '.join(9 * ['a()'])}:\n    pass\nwith {', '.join(8 * ['a()'])}:\n    pass\n"
+    assert long_with_statements({"thing.py": text}) == ["thing.py:1"]
 
 
 # ---- private members ----

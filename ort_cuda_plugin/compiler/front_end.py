@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -195,31 +195,38 @@ def collection_paused() -> Iterator[None]:
             gc.enable()
 
 
+def patches() -> list[tuple[Any, str, object]]:
+    """Return the patches of Numba: (object, name of its attribute, replacement)."""
+    device = ComputeCapability(compute_capability)
+    return [
+        # Device functions, including Numba's own, ask for the current device's compute capability.
+        (dispatcher, "get_current_device", lambda: device),
+        (compiler, "CUDACompiler", KernelCompiler),
+        (BaseFunction, "get_call_type", remembered),
+        (postproc.PostProcessor, "run", without_lifetimes),
+        (interpreter, "peep_hole_delete_with_exit", unchanged),
+        (interpreter, "peep_hole_fuse_dict_add_updates", unchanged),
+        (typeinfer, "TypeVarMap", type_propagation.RecordedTypes),
+        (typeinfer.ConstraintNetwork, "propagate", type_propagation.propagate),
+        (lowering.Lower, "_find_singly_assigned_variable", find_singly_assigned),
+        (lowering.Lower, "lower_block", lower_block),
+        (lowering.Lower, "lower_inst", lower_statement),
+        (lowering.Lower, "storevar", store),
+        (lowering, "_lit_or_omitted", literal_if_known),
+        (BaseContext, "resolve_value_type", remembered_value),
+        (base, "_has_loc", remembered_location),
+        (base.BaseContext, "get_abi_sizeof", remembered_size),
+        (untyped_passes, "reconstruct_ssa", reconstruct_ssa),
+    ]
+
+
 @contextmanager
 def front_end_of_kernels() -> Iterator[None]:
     """Apply the patches of this module to Numba for a ``with`` block. The caller must hold Numba's compiler lock."""
-    device = ComputeCapability(compute_capability)
-    with (
-        collection_paused(),
-        # Device functions, including Numba's own, ask for the current device's compute capability.
-        patch.object(dispatcher, "get_current_device", lambda: device),
-        patch.object(compiler, "CUDACompiler", KernelCompiler),
-        patch.object(BaseFunction, "get_call_type", remembered),
-        patch.object(postproc.PostProcessor, "run", without_lifetimes),
-        patch.object(interpreter, "peep_hole_delete_with_exit", unchanged),
-        patch.object(interpreter, "peep_hole_fuse_dict_add_updates", unchanged),
-        patch.object(typeinfer, "TypeVarMap", type_propagation.RecordedTypes),
-        patch.object(typeinfer.ConstraintNetwork, "propagate", type_propagation.propagate),
-        patch.object(lowering.Lower, "_find_singly_assigned_variable", find_singly_assigned),
-        patch.object(lowering.Lower, "lower_block", lower_block),
-        patch.object(lowering.Lower, "lower_inst", lower_statement),
-        patch.object(lowering.Lower, "storevar", store),
-        patch.object(lowering, "_lit_or_omitted", literal_if_known),
-        patch.object(BaseContext, "resolve_value_type", remembered_value),
-        patch.object(base, "_has_loc", remembered_location),
-        patch.object(base.BaseContext, "get_abi_sizeof", remembered_size),
-        patch.object(untyped_passes, "reconstruct_ssa", reconstruct_ssa),
-        patch.object(type(errors.termcolor()), "_markup", unmarked, create=True),
-        patch.object(type(core_errors.termcolor()), "_markup", unmarked, create=True),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(collection_paused())
+        for patched, name, replacement in patches():
+            stack.enter_context(patch.object(patched, name, replacement))
+        for colors in (type(errors.termcolor()), type(core_errors.termcolor())):
+            stack.enter_context(patch.object(colors, "_markup", unmarked, create=True))
         yield
