@@ -11,6 +11,7 @@ from ..abi.core import PluginError, core
 from ..abi.flags import flag_variable
 from ..api import register
 from ..compiler.cache import KernelCache
+from ..compiler.library.isolation import import_compiler
 from ..ep.device.devices import DeviceInfo, cuda_devices, emulated_devices, emulated_properties
 from ..ep.device.identity import default_identity
 from ..ep.device.libraries import library_places
@@ -51,7 +52,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
     yield from quarantine_findings([*devices, *(emulated_devices() if environment[0].severity is Severity.OK else [])])
     yield from calibration_findings(devices)
     yield from library_findings(machine, library_places(), bool(devices))
-    yield from compiler_findings(machine)
+    yield from compiler_findings(machine, _compiler_problem())
     logging.getLogger("ort_cuda_plugin").addFilter(_nothing)
     try:
         yield from cache_findings(KernelCache())
@@ -69,6 +70,16 @@ def _runtime() -> tuple[str, str]:
         return str(getattr(imported("onnxruntime"), "__version__", "")), ""
     except Exception as error:  # wheels that have overwritten each other's files raise any exception
         return "", f"it cannot be imported: {type(error).__name__}: {error}"
+
+
+def _compiler_problem() -> str:
+    """Return why the compiler cannot be imported, or ""."""
+    try:
+        import_compiler()
+    except ImportError as error:
+        cause = error.__cause__ or error
+        return f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+    return ""
 
 
 def _library() -> Finding:

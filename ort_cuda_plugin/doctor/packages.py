@@ -89,9 +89,16 @@ def _without_driver(machine: Machine) -> str:
     return ". This machine has no GPU driver, so the extra is [cpu], with the emulated device"
 
 
-def compiler_findings(machine: Machine) -> Iterator[Finding]:
-    """Examine the compiler's packages. Without them only kernels in the kernel cache or in compiled models run."""
+def compiler_findings(machine: Machine, why: str = "") -> Iterator[Finding]:
+    """Examine the compiler's packages. Without them only kernels in the kernel cache or in compiled models run.
+
+    ``why``: why the compiler of installed packages cannot be imported, or "".
+    """
     missing = [name for name in COMPILER if name not in machine.packages]
+    if why and set(missing) <= FOR_GPU:
+        mend = pip("install", _with_compiler(machine, machine.has_gpu_driver))
+        yield problem("compiler", f"its packages are installed, but cannot be imported: {why}", mend, mend)
+        return
     if not missing and find_spec("numba") is not None:
         yield ok("compiler", ", ".join(f"{name} {machine.packages[name]}" for name in COMPILER))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from isolated import ROOT
+from isolated import ROOT, python
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.cache import KernelCache
@@ -281,6 +282,17 @@ def test_the_extras_are_those_of_the_package_that_are_not_for_its_development() 
     assert sorted(EXTRAS) == sorted(extras.keys() - {"docs", "exports", "serve", "test", "wheels"})
 
 
+def test_the_extra_compiler_has_the_libraries_that_the_compiler_loads() -> None:
+    """A machine with a CUDA toolkit would hide that one is missing."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = [re.split(r"[^\w.-]", requirement)[0] for requirement in extras["compiler"]]
+    installed = {file.name for name in names for file in importlib.metadata.files(name) or ()}
+    maps = python("import ort_cuda_plugin.compiler.compile; print(open('/proc/self/maps').read())").stdout
+    loaded = set(re.findall(r"/(lib(?:cudart|cublas|nvrtc|nvvm|nvJitLink)[\w.-]*)$", maps, re.M))
+    assert loaded
+    assert loaded <= installed
+
+
 def test_the_installed_metadata_is_read() -> None:
     names = {re.match(r"[\w.-]+", line)[0] for line in Machine().requirements or ()}  # type: ignore[index]
     assert {"cffi", "numpy", "onnxruntime", "numba"} <= names
@@ -371,6 +383,23 @@ def test_a_compiler_that_is_missing_in_part(tmp_path: Path) -> None:
     assert finding.commands == ("pip install 'ort-cuda-plugin[compiler]'",)
     (finding,) = compiler_findings(machine(tmp_path / "gpu", ["dev/nvidiactl"], packages=packages))
     assert (finding.severity, finding.commands) == (Severity.WARNING, ("pip install 'ort-cuda-plugin[cuda]'",))
+
+
+def test_a_compiler_that_cannot_be_imported(tmp_path: Path) -> None:
+    packages = dict.fromkeys(COMPILER, "1")
+    (finding,) = compiler_findings(machine(tmp_path, packages=packages), "RuntimeError: no libcudart")
+    assert finding.text == "its packages are installed, but cannot be imported: RuntimeError: no libcudart"
+    assert (finding.severity, finding.commands) == (Severity.PROBLEM, ("pip install 'ort-cuda-plugin[cpu]'",))
+    (finding,) = compiler_findings(machine(tmp_path), "ModuleNotFoundError: No module named 'numba'")
+    assert ": kernels cannot be compiled" in finding.text
+
+
+def test_doctor_imports_the_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "ort_cuda_plugin.compiler.compile", None)
+    assert main(["doctor"]) == ExitCode.MISMATCH
+    assert (
+        "compiler: its packages are installed, but cannot be imported: ModuleNotFoundError" in capsys.readouterr().out
+    )
 
 
 def test_a_cache_with_damaged_entries_one_that_nobody_can_trust_and_a_good_one(tmp_path: Path) -> None:

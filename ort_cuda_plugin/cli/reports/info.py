@@ -27,6 +27,7 @@ PACKAGES = (
     "nvidia-nvvm",
     "nvidia-nvjitlink",
     "nvidia-cuda-nvrtc",
+    "nvidia-cuda-runtime",
     "nvidia-cublas",
     "nvidia-cudnn-cu13",
 )

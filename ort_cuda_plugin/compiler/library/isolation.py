@@ -108,7 +108,8 @@ class _SettingsFinder(MetaPathFinder):
 def import_compiler() -> Any:
     """Import `ort_cuda_plugin.compiler.compile`, so that Numba reads its settings from the environment only.
 
-    If the application has imported Numba before, its settings stay. Raises ImportError if a compiler tool is missing.
+    If the application has imported Numba before, its settings stay. Raises ImportError if a compiler tool is missing or
+    cannot be imported.
     """
     if not any(isinstance(finder, _SettingsFinder) for finder in sys.meta_path):
         # Do not remove the finder afterwards: a concurrent import that iterates over sys.meta_path would skip another
@@ -116,11 +117,12 @@ def import_compiler() -> Any:
         sys.meta_path.insert(0, _SettingsFinder())
     try:
         return importlib.import_module("ort_cuda_plugin.compiler.compile")
-    except ImportError as error:
+    except Exception as error:  # numba-cuda loads libcudart, and raises a RuntimeError if there is none
+        is_missing = isinstance(error, ImportError)
         raise ImportError(
-            f"a kernel has to be compiled, and the compiler is not installed ({error}). "
-            '`pip install "ort-cuda-plugin[cpu]"` installs it for the emulated device, `[cuda]` or `[gpu]` for GPUs; '
-            "without a compiler, kernels come from a kernel cache that a process with the same version of the plugin "
-            "has filled",
-            name=error.name,
+            f"a kernel has to be compiled, and the compiler {'is not installed' if is_missing else 'does not load'} "
+            f'({error}). `pip install "ort-cuda-plugin[cpu]"` installs it for the emulated device, `[cuda]` or `[gpu]` '
+            "for GPUs; without a compiler, kernels come from a kernel cache that a process with the same version of "
+            "the plugin has filled",
+            name=error.name if isinstance(error, ImportError) else None,
         ) from error
