@@ -225,12 +225,6 @@ class _Partition:
         If only the quarantine is against the targets that fit the device, ``quarantined`` becomes the best of them.
         """
         session = self.session
-        if session.target.is_emulated and not session.allow_host_code:
-            self.why_not = (
-                "the emulated device runs machine code of a compiled model only with context_allow_host_code=1 or "
-                "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1"
-            )
-            return None
         if (self.options.use_tf32 and not session.options.use_tf32) or (
             session.options.deterministic and not self.options.deterministic
         ):
@@ -252,6 +246,12 @@ class _Partition:
         if not fitting:
             made_for = "; ".join(f"{row['arch']}: {reason}" for row, reason in reasons) or "nothing"
             self.why_not = f"it has no code for {session.target.arch} that this computer can run ({made_for})"
+            return None
+        if session.target.is_emulated and not session.allow_host_code:
+            self.why_not = (
+                "the emulated device runs machine code of a compiled model only with context_allow_host_code=1 or "
+                "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1"
+            )
             return None
 
         def rank(row: Json) -> tuple[bool, str]:

@@ -279,6 +279,19 @@ def test_a_context_for_other_devices_is_compiled_again(tmp_path: Path, capfd: py
     assert "sm_90: a GPU and the emulated device cannot run each other's code" in said
 
 
+def test_the_permission_to_run_host_code_is_asked_only_where_there_is_host_code(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = row_model()
+    for architecture, expected in (("sm_90", "it has no code for emulated"), ("emulated", "context_allow_host_code=1")):
+        path = tmp_path / f"{architecture}_ctx.onnx"
+        compile_model(source, path, context_architectures=architecture)
+        load(path, host_code=False, severity=2)
+        said = capfd.readouterr().err
+        assert expected in said, architecture
+        assert ("context_allow_host_code=1" in said) == (architecture == "emulated")
+
+
 def test_a_session_that_wants_more_than_was_compiled_compiles(tmp_path: Path) -> None:
     source = row_model()
     compile_model(source, tmp_path / "m_ctx.onnx")
