@@ -22,6 +22,7 @@ from numba.core.types.functions import BaseFunction
 from numba.cuda import compiler, dispatcher, extending, lowering, types
 from numba.cuda.core import base, errors, interpreter, ir, postproc, transforms, typeinfer, untyped_passes
 from numba.cuda.core.compiler_machinery import PassManager
+from numba.cuda.cudadrv import nvvm
 from numba.cuda.typing import BaseContext
 
 from ort_cuda_plugin.compiler import type_propagation
@@ -30,6 +31,10 @@ from ort_cuda_plugin.compiler.single_assignment import reconstruct_ssa
 
 compute_capability = (8, 0)
 """The architecture that Numba compiles for. Newer architectures and the emulated device have the same LLVM IR."""
+
+ir_version = (2, 0, 3, 2)
+"""Versions of NVVM IR and of its debug metadata, (major, minor) of each, in the kernels' metadata. NVVM 13.0 has these;
+newer versions of NVVM read older IR."""
 
 passes_without_effect = frozenset(
     [
@@ -195,6 +200,22 @@ def collection_paused() -> Iterator[None]:
             gc.enable()
 
 
+class KernelNvvm(nvvm.NVVM):  # type: ignore[misc]  # Numba has no types
+    """What Numba asks NVVM for when it generates LLVM IR. NVVM itself would load its library for that.
+
+    The extra ``cpu`` does not install the library, and the IR of a kernel must not depend on the library's version.
+    """
+
+    def __new__(cls) -> KernelNvvm:
+        return object.__new__(cls)
+
+    def __init__(self) -> None:
+        pass
+
+    def get_ir_version(self) -> tuple[int, int, int, int]:
+        return ir_version
+
+
 def patches() -> list[tuple[Any, str, object]]:
     """Return the patches of Numba: (object, name of its attribute, replacement)."""
     device = ComputeCapability(compute_capability)
@@ -202,6 +223,7 @@ def patches() -> list[tuple[Any, str, object]]:
         # Device functions, including Numba's own, ask for the current device's compute capability.
         (dispatcher, "get_current_device", lambda: device),
         (compiler, "CUDACompiler", KernelCompiler),
+        (nvvm, "NVVM", KernelNvvm),
         (BaseFunction, "get_call_type", remembered),
         (postproc.PostProcessor, "run", without_lifetimes),
         (interpreter, "peep_hole_delete_with_exit", unchanged),
