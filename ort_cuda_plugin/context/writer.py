@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from ..model.ir import Constant, Graph, Value
 from ..plan.format import encode
 from ..plan.format import version as plan_version
 from ..plan.tables import Precomputation, Precomputed, Weight
+from ..plugin_library import plugin_version
 from ..program.lowering.context import LoweringOptions
 from .capture import ContextTarget, capture
 from .sample_shapes import Shapes
@@ -128,7 +128,7 @@ class ContextWriter:
 
     def _contents(self) -> Json:
         return {
-            "made_by": {"plugin": importlib.metadata.version("ort-cuda-plugin")},
+            "made_by": {"plugin": plugin_version()},
             **self._constants.contents(),
             "kernels": self._kernel_rows,
             "partitions": self._partitions,

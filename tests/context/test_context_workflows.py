@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from contexts import (
     two_clusters,
 )
 from isolated import HARNESS, python
+from ort_cuda_plugin.plugin_library import plugin_version
 
 FLOAT16 = onnx.TensorProto.FLOAT16
 SHAPES = [(2, 3), (1, 1), (5, 7), (1, 9), (33, 2)]
@@ -52,6 +54,26 @@ def test_ep_context_enable_and_embed_mode(tmp_path: Path, embed: bool) -> None:
         assert node["ep_cache_context"] == binary.name.encode()
     with nothing_compiled():
         assert_same(load(tmp_path / "m_ctx.onnx"), source, FEEDS)
+
+
+def test_compile_in_a_source_tree_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that Python finds through PYTHONPATH has no metadata."""
+    installed = importlib.metadata.version
+
+    def version(package: str) -> str:
+        if package == "ort-cuda-plugin":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return installed(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    plugin_version.cache_clear()
+    try:
+        compiled = compile_model(row_model(), tmp_path / "m_ctx.onnx", embed=False)
+    finally:
+        plugin_version.cache_clear()
+    (node,) = context_nodes(compiled)
+    assert node["ep_sdk_version"] == b"unknown"
+    assert container_of(tmp_path / BINARY.format("m")).index["made_by"] == {"plugin": "unknown"}
 
 
 def test_ep_context_file_path_has_a_default(tmp_path: Path) -> None:
@@ -176,7 +198,7 @@ def test_a_node_without_a_context_of_its_own_finds_its_partition(tmp_path: Path)
 
 
 def test_nodes_of_other_sources_are_left_alone(tmp_path: Path) -> None:
-    compiled = compile_model(row_model(), tmp_path / "m_ctx.onnx", embed=True)
+    compiled = compile_model(row_model(), tmp_path / "m_ctx.onnx", embed=False)
     next(each for each in compiled.graph.node[0].attribute if each.name == "source").s = b"QNN"
     with pytest.raises(Exception, match="EPContext"):
         load(compiled.SerializeToString())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from ...context.storage.errors import ContextError
 from ...context.storage.files import Buffer, ModelFolder, check_name, open_context
 from ...model.ir import Node
 from ...model.open_file import OpenFile
-from ...plugin_library import EP_NAME
+from ...plugin_library import EP_NAME, plugin_version
 from ..session.model_paths import CONTEXT_PATH, EXTERNAL_FOLDER, created_session_path, is_virtual
 from .context_callbacks import ContextCallbacks
 from .context_sources import SourceFinder
@@ -117,7 +116,7 @@ def context_node(
         "main_context": 1,
         "ep_cache_context": context,
         "source": SOURCE.encode(),
-        "ep_sdk_version": importlib.metadata.version("ort-cuda-plugin").encode(),
+        "ep_sdk_version": plugin_version().encode(),
         "max_size": 0,
         **{key: value.encode() if isinstance(value, str) else value for key, value in attributes.items()},
     }
