@@ -37,6 +37,8 @@ NOWHERE = "no other provider runs it"
 _NO_PROTOBUF = "INVALID_PROTOBUF|Error parsing message with type 'onnx.ModelProto'"
 """Pattern of messages of ONNX Runtime and of onnx about a file that is not a model."""
 _LFS_POINTER = b"version https://git-lfs.github.com/"
+_ORT_FORMAT = b"ORTM"
+"""Identifier of ONNX Runtime's own format: bytes 4 to 7 of the file, as in all flatbuffers."""
 _IR_VERSION = r"Unsupported model IR version: (\d+), max supported IR version: (\d+)"
 
 
@@ -88,6 +90,11 @@ def what_a_file_is(path: str | os.PathLike[str]) -> str:
         return ""
     if start == _LFS_POINTER:
         return "The file is a pointer of Git LFS: `git lfs pull` downloads the model."
+    if start[4:8] == _ORT_FORMAT:
+        return (
+            "The file is a model in ONNX Runtime's own format. Sessions and the command explain read it if its name "
+            "ends in .ort; other commands need the ONNX model from which it was converted."
+        )
     is_text = start.isascii() and all(byte >= ord(" ") or chr(byte).isspace() for byte in start)
     return f"The file is text, which begins with {start.decode()!r}, not an ONNX model." if start and is_text else ""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, parser
+from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from ort_cuda_plugin import cli
@@ -155,15 +155,16 @@ def test_a_truncated_model_ends_with_the_model_code(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "`git lfs pull` downloads the model"),
-        ("<!DOCTYPE html>\n<title>Not found</title>", "The file is text, which begins with '<!DOCTYPE html>"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "`git lfs pull` downloads the model"),
+        (b"<!DOCTYPE html>\n<title>Not found</title>", "The file is text, which begins with '<!DOCTYPE html>"),
+        (b"\x14\0\0\0ORTM\x0c\0\x10\0", "The file is a model in ONNX Runtime's own format"),
     ],
 )
 def test_a_file_that_is_something_else_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, content: str, message: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, content: bytes, message: str
 ) -> None:
     path = tmp_path / "model.onnx"
-    path.write_text(content)
+    path.write_bytes(content)
     device = ["--device", "emulated"] if command != "estimate" else []
     assert main([command, str(path), *device]) == ExitCode.MODEL_FAILED
     assert message in capsys.readouterr().err
