@@ -119,7 +119,17 @@ def read_model(path: Path, name: str) -> onnx.ModelProto:
 
 
 def check_types(model: onnx.ModelProto) -> None:
-    """Check types of inputs and outputs. Raises UserError for a type without NumPy arrays in ONNX Runtime's API."""
+    """Check types of inputs and outputs.
+
+    Raises UserError for an input that is a sequence or a map, and for types that ONNX Runtime cannot pass as arrays.
+    """
+    for value in model.graph.input:
+        if (form := value.type.WhichOneof("value")) in ("sequence_type", "map_type"):
+            raise UserError(
+                ExitCode.MODEL_FAILED,
+                f"input {value.name!r} is a {form.removesuffix('_type')}, and this command feeds only tensors. Call "
+                "session.run in Python. The commands explain, estimate and compile need no values of inputs",
+            )
     for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
         for value in values:
             element_type = value.type.tensor_type.elem_type

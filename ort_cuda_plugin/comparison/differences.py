@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ def differences(
 ) -> list[Difference]:
     """Return a difference for each output.
 
-    A sequence has one for each of its tensors, and an optional value that both sides lack has none.
+    A sequence has one for each of its tensors or maps, and an optional value that both sides lack has none.
     """
     return [
         difference
@@ -59,11 +59,21 @@ def _of_value(name: str, actual: Any, expected: Any, tolerances: Mapping[str, fl
             return [Difference(name, "sequence", (len(expected),), math.inf, 0.0)]
         pairs = enumerate(zip(actual, expected, strict=True))
         return [found for i, (a, b) in pairs for found in _of_value(f"{name}[{i}]", a, b, tolerances)]
+    if isinstance(expected, dict):
+        if not isinstance(actual, dict) or actual.keys() != expected.keys():
+            return [Difference(name, "map", (len(expected),), math.inf, 0.0)]
+        actual, expected = (_map_values(side, expected) for side in (actual, expected))
     if expected is None:
         return [] if actual is None else [Difference(name, "optional", (), math.inf, 0.0)]
     a, b = np.asarray(actual), np.asarray(expected)
     tolerance = tolerances.get(b.dtype.name, 0.0)
     return [Difference(name, b.dtype.name, b.shape, _error(a, b), tolerance)]
+
+
+def _map_values(values: Mapping[Any, Any], keys: Iterable[Any]) -> np.ndarray[Any, Any]:
+    """Return the values in the order of ``keys``. ONNX Runtime returns a map's float32 values as Python's floats."""
+    array = np.array([values[key] for key in keys])
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
 
 
 def _error(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:

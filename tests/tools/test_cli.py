@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import ort_cuda_plugin
 from ort_cuda_plugin import cli
@@ -168,6 +168,28 @@ def test_a_file_that_is_something_else_is_named(
     device = ["--device", "emulated"] if command != "estimate" else []
     assert main([command, str(path), *device]) == ExitCode.MODEL_FAILED
     assert message in capsys.readouterr().err
+
+
+def test_a_sequence_as_input_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No .npy file can give its value."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (seq(float[n]) s, int64 i) => (float[m] y)
+        { x = SequenceAt(s, i)  y = Neg(x) }"""
+    onnx.save(parser.parse_model(text), path := tmp_path / "model.onnx")
+    assert main(["run", str(path), "--device", "emulated"]) == ExitCode.MODEL_FAILED
+    assert "input 's' is a sequence, and this command feeds only tensors" in capsys.readouterr().err
+
+
+def test_run_compares_sequences_and_maps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The tensors of the sequence have different shapes."""
+    text = """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
+        g (float[256, 3] x) => (seq(float[a, b]) s, seq(map(int64, float)) m)
+        { y = Exp(x)  z = Transpose(y)  s = SequenceConstruct(y, z)
+          m = ai.onnx.ml.ZipMap <classlabels_int64s = [4, 7, 9]> (y) }"""
+    onnx.save(parser.parse_model(text), path := tmp_path / "model.onnx")
+    assert main(["run", str(path), "--device", "emulated", "--json"]) == ExitCode.OK
+    report = json.loads(capsys.readouterr().out)
+    assert report["compared"] == ["s", "m"]
+    assert 0 < report["error"] < 1e-5, "the plugin's Exp differs from the CPU provider's in the last bits"
 
 
 def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

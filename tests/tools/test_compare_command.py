@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import zipfile
@@ -196,6 +197,12 @@ def test_values_of_all_kinds_are_compared() -> None:
         ([np.ones(1)], [np.ones(1)], True),
         ([np.ones(1)], [np.ones(1), np.ones(1)], False),
         (None, None, True),
+        ([{"a": 1.0, "b": math.nan}], [{"b": math.nan, "a": 1 + 1e-6}], True),
+        ([{1: 1.0}], [{1: 1.1}], False),
+        ({1: 1.0}, {2: 1.0}, False),
+        ({1: "a"}, {1: "a"}, True),
+        ({1: "a"}, {1: "b"}, False),
+        ({}, {}, True),
         (np.array([True]), np.array([False]), False),
         (np.ones(1, np.float16), np.full(1, 1.01, np.float16), True),
     ]

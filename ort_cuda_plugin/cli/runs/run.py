@@ -37,6 +37,7 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
+from ort_cuda_plugin.comparison.differences import differences
 from ort_cuda_plugin.ep.device.identity import is_our_name
 
 TOLERANCE = 1e-3
@@ -157,8 +158,8 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
             begun = time.perf_counter()
             cpu.run(names, feeds)
             cpu_run = time.perf_counter() - begun
-            pairs = zip(actual, expected, strict=True)
-            largest = max(models.relative_error(np.asarray(a), np.asarray(b)) for a, b in pairs)
+            found = differences(names, actual, expected, {})
+            largest = max((each.error for each in found), default=0.0)
     runs = max(1, arguments.runs)
     assignment = session.get_provider_graph_assignment_info()
     on_ep = sum(len(part.get_nodes()) for part in assignment if is_our_name(part.ep_name))
