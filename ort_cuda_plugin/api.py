@@ -420,7 +420,10 @@ def _add_provider(sess_options: ort.SessionOptions, ep_device: ort.OrtEpDevice, 
     choice = (_info(ep_device), options)
     if sess_options not in _chosen:
         sess_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        sess_options.add_provider_for_devices([ep_device], options)
+        # ONNX Runtime first sets the device's own options, and warns of each that it gets again.
+        own = ep_device.ep_options
+        given = {key: value for key, value in options.items() if own.get(key) != value}
+        sess_options.add_provider_for_devices([ep_device], given)
         _chosen[sess_options] = choice
     elif _chosen[sess_options] != choice:
         raise ValueError(

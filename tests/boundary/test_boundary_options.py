@@ -294,6 +294,22 @@ assert used() == 0
     )
 
 
+def test_onnx_runtime_does_not_warn_of_a_device_id() -> None:
+    code = """
+session = plugin.session(model, emulate=True, provider_options={"device_id": 1, "use_tf32": 0})
+assert used() == 1
+(provider,) = boundary.PROVIDERS.values()
+assert provider.options.use_tf32 is False
+"""
+    done = python(
+        SELECT + code,
+        add_model().hex(),
+        env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""},
+        preloaded=True,
+    )
+    assert "already exists" not in done.stderr, done.stderr
+
+
 def test_the_alias_of_the_cuda_provider_reaches_the_provider() -> None:
     code = """
 options = ort.SessionOptions()
