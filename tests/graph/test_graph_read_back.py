@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import ort_cuda_plugin
 
@@ -60,6 +60,55 @@ def test_a_computed_shape_that_does_not_fit_fails_the_run_by_name_and_the_next_o
         reshape.run(None, {"x": x, "s": np.array([5, 5, 5], np.float32)})
     (y,) = reshape.run(None, {"x": x, "s": np.array([1, 1, -1], np.float32)})
     assert y.shape == (1, 1, 24)
+
+
+@pytest.mark.parametrize("pads", ["of a shape", "of an input"])
+def test_pads_that_an_exporter_transposes_are_not_read_back_in_the_middle_of_a_run(pads: str) -> None:
+    """torch.onnx.export reverses pads with Reshape, Slice, Transpose and Reshape; here to a multiple of 4 columns."""
+    source = "n = Shape(x) c = Slice(n, one, two) r = Mod(c, four) d = Sub(four, r) w = Mod(d, four)"
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[a, b] x, int64[1] p) => (float[c, d] y)'
+        " <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] four = {4}, int64[1] last = {-1},"
+        " int64[1] first = {-9223372036854775807}, int64[2] pairs = {-1, 2}> {"
+        f" {source if pads == 'of a shape' else 'w = Add(p, p)'}"
+        " e = Concat<axis = 0>(zero, w, zero, zero) m = Reshape(e, pairs) q = Slice(m, last, first, zero, last)"
+        " t = Transpose<perm = [1, 0]>(q) k = Reshape(t, last) y = Pad(x, k) }"
+    ).SerializeToString()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    made = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
+    cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    before = ort_cuda_plugin.counters()
+    for columns in (5, 5, 5, 5, 8, 3):
+        feeds = {"x": np.ones((2, columns), np.float32), "p": np.array([columns])}
+        np.testing.assert_array_equal(made.run(None, feeds)[0], cpu.run(None, feeds)[0])
+    after = ort_cuda_plugin.counters()
+    assert after["graph_fallbacks_read_back"] == before["graph_fallbacks_read_back"]
+
+
+@pytest.mark.parametrize("reduction", ["ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin"])
+def test_the_host_reduces_shapes_without_a_read_back(reduction: str) -> None:
+    """Torchvision's detectors take the minimum of a size and a number, and models multiply the sizes of a shape."""
+    source, axes = ("Concat<axis = 0>(n, few)", "<axes = [0]>(s)") if reduction == "ReduceMin" else ("Add(n, n)", "(s)")
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[a, b] x) => (float[k] y, int64[m] z)'
+        f" <int64[1] few = {{4}}, int64[1] one = {{1}}> {{ n = Shape(x) s = {source} r = {reduction}{axes}"
+        " y = ConstantOfShape(r) z = Mul(r, one) }"
+    ).SerializeToString()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    made = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
+    cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    before = ort_cuda_plugin.counters()
+    for shape in ((3, 5), (7, 6), (7, 6), (7, 6), (3, 5)):
+        for got, want in zip(
+            made.run(None, {"x": np.ones(shape, np.float32)}),
+            cpu.run(None, {"x": np.ones(shape, np.float32)}),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    after = ort_cuda_plugin.counters()
+    assert after["host_value_reads"] == before["host_value_reads"]
 
 
 def test_several_read_backs_in_one_plan() -> None:

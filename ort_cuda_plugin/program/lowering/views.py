@@ -10,6 +10,7 @@ from typing import TypeVar
 from ..expressions.symbolic import Dim, eq, hint, product
 from ..steps.steps import Map
 from ..steps.tensor import Tensor, dims_of
+from .host import on_host
 from .recorder import Recorder
 from .shapes import axes_of, broadcast_shapes, broadcast_strides
 
@@ -68,8 +69,18 @@ def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
         )
     strides = None if x.is_contiguous else _reshaped_strides(x, shape)
     if strides is None:
-        x = ctx.contiguous(x)
+        x = _contiguous(ctx, x)
     return ctx.view(x, shape, strides, x.offset)
+
+
+def _contiguous(ctx: Recorder, x: Tensor) -> Tensor:
+    """Return a copy of x in row-major order. The host copies shape arithmetic, so that no Run must read it back.
+
+    PyTorch's exporter computes the pads of a Pad so: it reverses, transposes and flattens a matrix of two columns.
+    """
+    if x.is_constant:
+        return ctx.contiguous(x)
+    return on_host(ctx, lambda contents: contents, (x,), x.shape, x.dtype, lambda: ctx.contiguous(x))
 
 
 def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:

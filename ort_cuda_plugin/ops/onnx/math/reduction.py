@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
 from ....kernels.scan_sort.scan import scan
 from ....model.ir import DType
 from ....program.expressions import scalar as s
+from ....program.expressions.fold import NotFoldable
 from ....program.expressions.scalar import Scalar
-from ....program.expressions.symbolic import Dim, eq, le, logical_or, lt, product
+from ....program.expressions.symbolic import Dim, eq, le, logical_or, lt, product, sym_max, sym_min
 from ....program.lowering.context import Lowering, Tensor
 from ....program.lowering.elementwise import elementwise
+from ....program.lowering.host import HostArray, on_host
 from ....program.lowering.reduce import reduce
 from ....program.steps.row_program import MAX, MIN, PRODUCT, SUM, Reduction, Row, arg_max, arg_min
 from ... import requirements as require
@@ -20,6 +23,7 @@ from ...axes import axes_count, axis_of_input, normalize_axis
 from ...registry import ARITHMETIC, BOOL, FLOATS, INDICES, WIDE_INTS, HostTensor, T, op
 
 RowFunction = Callable[[Row, Scalar], Scalar]
+Combine = Callable[[Dim, Dim], Dim]
 
 
 def reduction(
@@ -29,11 +33,13 @@ def reduction(
     element: Callable[[Scalar], Scalar] = lambda x: x,
     types: frozenset[DType] = FLOATS | WIDE_INTS,
     empty_fn: RowFunction | None = None,
+    combine: Combine | None = None,
 ) -> None:
     """Register a reduction by ``fn``; ``element`` computes the result of a row with one element.
 
-    ``empty_fn`` replaces ``fn`` if rows may be empty. ``axes`` is an attribute before version ``axes_input_since`` and
-    an input from it on.
+    ``empty_fn`` replaces ``fn`` if rows may be empty. ``combine`` reduces two sizes: with it, the host reduces int64
+    tensors that it knows, such as shapes. ``axes`` is an attribute before version ``axes_input_since`` and an input
+    from it on.
     """
 
     def run(ctx: Lowering, x: Tensor, axes: tuple[Dim, ...] | None, keepdims: int, noop: int) -> Tensor:
@@ -44,7 +50,12 @@ def reduction(
         if x.rank == 0:
             return elementwise(ctx, element, x)
         has_elements = empty_fn is None or ctx.settled(le(1, product(x.shape[axis] for axis in named)))
-        return reduce(ctx, fn if has_elements or empty_fn is None else empty_fn, x, named, keepdims != 0)
+        chosen = fn if has_elements or empty_fn is None else empty_fn
+        if combine is None or x.dtype is not DType.INT64 or x.host is None:
+            return reduce(ctx, chosen, x, named, keepdims != 0)
+        shape = _reduced_shape(x.shape, named, keepdims != 0)
+        on_sizes = _on_sizes(combine, tuple(named), shape)
+        return on_host(ctx, on_sizes, (x,), shape, x.dtype, lambda: reduce(ctx, chosen, x, named, keepdims != 0))
 
     @op(name, since=1, types={"T": types})
     def by_attribute(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...] | None = None, keepdims: int = 1) -> Tensor:
@@ -56,6 +67,26 @@ def reduction(
     ) -> Tensor:
         values = None if axes is None else ctx.host_constants(axes, "axes", range(axes_count(axes)))
         return run(ctx, data, values, keepdims, noop_with_empty_axes)
+
+
+def _reduced_shape(shape: Sequence[Dim], axes: Container[int], keepdims: bool) -> list[Dim]:
+    return [1 if axis in axes else dim for axis, dim in enumerate(shape) if keepdims or axis not in axes]
+
+
+def _on_sizes(combine: Combine, axes: tuple[int, ...], shape: Sequence[Dim]) -> Callable[[HostArray], HostArray]:
+    """Return a function that reduces an array of sizes along ``axes`` to ``shape``, for `on_host`.
+
+    The function raises NotFoldable if it would reduce no elements.
+    """
+    reduction = np.frompyfunc(combine, 2, 1, identity=None)  # with an identity of None it accepts several axes
+
+    def reduced(values: HostArray) -> HostArray:
+        if not values.size:
+            raise NotFoldable
+        result: HostArray = reduction.reduce(values, axis=axes, keepdims=True)
+        return result.reshape([operator.index(dim) for dim in shape])
+
+    return reduced
 
 
 def _mean(row: Row, x: Scalar, count: Scalar | None = None) -> Scalar:
@@ -85,10 +116,10 @@ def _log_sum_exp(row: Row, x: Scalar) -> Scalar:
     return s.cast(s.log(row.reduce(SUM, s.exp(value - shift))) + shift, x.dtype)
 
 
-reduction("ReduceSum", 13, lambda row, x: row.reduce(SUM, x), types=ARITHMETIC)
+reduction("ReduceSum", 13, lambda row, x: row.reduce(SUM, x), types=ARITHMETIC, combine=operator.add)
 # The mean of an empty row is 0, as in the CPU provider.
 reduction("ReduceMean", 18, _mean, empty_fn=lambda row, x: _mean(row, x, s.maximum(row.count, 1)))
-reduction("ReduceProd", 18, lambda row, x: row.reduce(PRODUCT, x), types=ARITHMETIC)
+reduction("ReduceProd", 18, lambda row, x: row.reduce(PRODUCT, x), types=ARITHMETIC, combine=operator.mul)
 reduction("ReduceL1", 18, lambda row, x: row.reduce(SUM, s.absolute(x)), s.absolute)
 reduction("ReduceL2", 18, _sum_of(lambda x: x * x, s.sqrt), s.absolute)
 reduction("ReduceSumSquare", 18, lambda row, x: row.reduce(SUM, x * x), lambda x: x * x)
@@ -96,18 +127,18 @@ reduction("ReduceLogSum", 18, _sum_of(lambda x: x, s.log), lambda x: s.cast(s.lo
 reduction("ReduceLogSumExp", 18, _log_sum_exp)
 
 
-def _extreme(name: str, arithmetic: RowFunction) -> None:
+def _extreme(name: str, arithmetic: RowFunction, combine: Combine) -> None:
     def fn(row: Row, x: Scalar) -> Scalar:
         # Compare booleans as uint8, which warp shuffles support; its minimum 0 makes ReduceMax of an empty row False.
         if x.dtype is DType.BOOL:
             return s.cast(arithmetic(row, s.cast(x, DType.UINT8)), DType.BOOL)
         return arithmetic(row, x)
 
-    reduction(name, 18, fn, types=ARITHMETIC | BOOL)
+    reduction(name, 18, fn, types=ARITHMETIC | BOOL, combine=combine)
 
 
-_extreme("ReduceMax", lambda row, x: row.reduce(MAX, x))
-_extreme("ReduceMin", lambda row, x: row.reduce(MIN, x))
+_extreme("ReduceMax", lambda row, x: row.reduce(MAX, x), sym_max)
+_extreme("ReduceMin", lambda row, x: row.reduce(MIN, x), sym_min)
 
 
 def _arg(name: str, find: Callable[[bool], Reduction]) -> Callable[..., Tensor]:
