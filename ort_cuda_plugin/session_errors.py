@@ -13,6 +13,7 @@ from dataclasses import replace
 from .abi.errors import Error
 from .clusters.claims.claims import NodeVerdict
 from .custom import registry
+from .model.open_file import native_path
 
 #: Patterns of ONNX Runtime's messages about a node that no provider runs.
 _NO_KERNEL = (
@@ -84,7 +85,7 @@ def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdi
 def what_a_file_is(path: str | os.PathLike[str]) -> str:
     """Describe a file that is not a model by its first bytes; "" for an unknown format."""
     try:
-        with open(path, "rb") as file:
+        with open(native_path(os.fspath(path)), "rb") as file:
             start = file.read(len(_LFS_POINTER))
     except OSError:
         return ""

@@ -20,6 +20,15 @@ _lock: Final = threading.Lock()
 _open: Final[weakref.WeakValueDictionary[tuple[int, ...], OpenFile]] = weakref.WeakValueDictionary()
 
 
+def native_path(path: str) -> str:
+    """Return a path that ONNX Runtime gives as UTF-8, in the form that Python's file functions take.
+
+    Both differ if Python's file system encoding is not UTF-8: it is ASCII in an isolated interpreter in the C locale,
+    such as that of the Python backend of Triton 24.10.
+    """
+    return os.fsdecode(path.encode(errors="surrogateescape"))
+
+
 class FileChanged(OSError):
     """A file was truncated or written while it was read."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from ...model.open_file import OpenFile, adopt, open_file
+from ...model.open_file import OpenFile, adopt, native_path, open_file
 from .errors import ContextError
 
 Buffer: TypeAlias = "bytes | memoryview"
@@ -57,7 +57,7 @@ class ModelFolder:
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of that name; `open` may still refuse to open the file."""
-        return bool(name) and any(os.path.lexists(folder / name) for folder in (self.path, self.home))
+        return bool(name) and any(os.path.lexists(folder / native_path(name)) for folder in (self.path, self.home))
 
     def open(self, name: str, subject: str) -> OpenFile:
         """Open the file that a model calls ``name``. Messages call it ``subject``.
@@ -65,7 +65,7 @@ class ModelFolder:
         Raises:
             ContextError: the name leads out of the folder, or the file cannot be read.
         """
-        relative = check_name(name, subject)
+        relative = native_path(str(check_name(name, subject)))
 
         def check(real: Path) -> None:
             if not any(real.is_relative_to(os.path.realpath(folder)) for folder in self._allowed):

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...model.ir import Array, DType
-from ...model.open_file import OpenFile
+from ...model.open_file import OpenFile, native_path
 from ...model.ort.ort_calls import elements, stored_bytes
 from .errors import ContextError
 from .files import ModelFolder, Readable, read
@@ -171,7 +171,7 @@ class SourceModel:
         """Return the external data files of all tensors, also of those in subgraphs and functions."""
         if self._folder is None:
             return []
-        return [self._folder.path / location for location in dict.fromkeys(self._locations()) if location]
+        return [self._folder.path / native_path(name) for name in dict.fromkeys(self._locations()) if name]
 
     def stored(self, tensor: SourceTensor) -> Array:
         """Return the bytes of an initializer as ONNX Runtime stores them, without a copy if the model has raw data.

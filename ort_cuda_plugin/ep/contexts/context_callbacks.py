@@ -68,7 +68,7 @@ class ContextCallbacks:
         allocator, data, size = ffi.new("OrtAllocator **"), ffi.new("void **"), ffi.new("size_t *")
         host.check_status(host.api().GetAllocatorWithDefaultOptions(allocator))
         try:
-            host.check_status(function(state, name.encode(), allocator[0], data, size))
+            host.check_status(function(state, name.encode(errors="surrogateescape"), allocator[0], data, size))
         except host.OrtError as error:
             raise ContextError(
                 f"the application's function that reads context files failed for {name!r}: {error}"
@@ -88,7 +88,7 @@ class ContextCallbacks:
         assert self._write is not None
         function, state = self._write
         try:
-            host.check_status(function(state, name.encode(), ffi.from_buffer(data), len(data)))
+            host.check_status(function(state, name.encode(errors="surrogateescape"), ffi.from_buffer(data), len(data)))
         except host.OrtError as error:
             raise ContextError(
                 f"the application's function that writes context files failed for {name!r}: {error}"

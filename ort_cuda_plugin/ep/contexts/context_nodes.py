@@ -16,7 +16,7 @@ from ...context.storage.container import Container
 from ...context.storage.errors import ContextError
 from ...context.storage.files import Buffer, ModelFolder, check_name, open_context
 from ...model.ir import Node
-from ...model.open_file import OpenFile
+from ...model.open_file import OpenFile, native_path
 from ...plugin_library import EP_NAME, plugin_version
 from ..session.model_paths import CONTEXT_PATH, EXTERNAL_FOLDER, created_session_path, is_virtual
 from .context_callbacks import ContextCallbacks
@@ -49,12 +49,12 @@ class ContextOutput:
         if entries.get("ep.context_enable", "0") != "1":
             return None
         return ContextOutput(
-            entries.get("ep.context_file_path", ""),
+            native_path(entries.get("ep.context_file_path", "")),
             entries.get("ep.context_embed_mode", "0") == "1",
             entries.get("ep.context_node_name_prefix", ""),
             entries.get("ep.share_ep_contexts", "0") == "1",
             entries.get("ep.stop_share_ep_contexts", "0") == "1",
-            entries.get("ep.context_model_external_initializers_file_name", ""),
+            native_path(entries.get("ep.context_model_external_initializers_file_name", "")),
         )
 
     def compiled_path(self, model_path: str) -> Path | None:
@@ -118,7 +118,10 @@ def context_node(
         "source": SOURCE.encode(),
         "ep_sdk_version": plugin_version().encode(),
         "max_size": 0,
-        **{key: value.encode() if isinstance(value, str) else value for key, value in attributes.items()},
+        **{
+            key: value.encode(errors="surrogateescape") if isinstance(value, str) else value
+            for key, value in attributes.items()
+        },
     }
     api = host.api()
     made = ffi.new("OrtOpAttr *[]", len(written))
@@ -245,7 +248,7 @@ class ContextReader:
         """Yield the folders that may hold files of the model, the most likely one first: the model's own folder, then
         those of paths in session entries.
         """
-        named = self._entries.get(CONTEXT_PATH, "")
+        named = native_path(self._entries.get(CONTEXT_PATH, ""))
         last = ""
         if is_virtual(model_path, self._entries):
             model_path, last = created_session_path(), model_path
@@ -305,7 +308,7 @@ class ContextReader:
 def model_path(ort_graph: Any) -> str:
     path = ffi.new("const char **")
     host.check_status(host.api().Graph_GetModelPath(ort_graph, path))
-    return host.text(path[0])
+    return native_path(host.text(path[0]))
 
 
 def only_node(ort_graph: Any) -> Any:

@@ -177,7 +177,7 @@ class ContextSession:
         elif clusters:
             path = output.binary_path(model, is_named=self._callbacks.writes)
             file, names = self._binary.write(clusters, request, path, output.is_last, self._callbacks)
-            payloads = [file.encode()] * len(clusters)
+            payloads = [file.encode(errors="surrogateescape")] * len(clusters)
         self._written = [
             (cluster, payload, {**attributes, "partition_name": name, "notes": f"{len(cluster.graph.nodes)} nodes"})
             for cluster, payload, name in zip(clusters, payloads, names, strict=True)

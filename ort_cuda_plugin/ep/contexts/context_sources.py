@@ -13,6 +13,7 @@ from ...context.storage.constants import Source
 from ...context.storage.errors import ContextError
 from ...context.storage.files import ModelFolder
 from ...context.storage.source_model import SourceModel
+from ...model.open_file import native_path
 from ..session.model_paths import EXTERNAL_FOLDER
 
 BUFFER_SINCE = 29
@@ -27,8 +28,8 @@ class SourceFinder:
     """
 
     def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
-        self._path = entries.get("ep.context_source_model_path", "")
-        self._folder = entries.get(EXTERNAL_FOLDER, "")
+        self._path = native_path(entries.get("ep.context_source_model_path", ""))
+        self._folder = native_path(entries.get(EXTERNAL_FOLDER, ""))
         self._buffer = _buffer(session_options)  # the buffer lives as long as the session
         self._found: dict[tuple[str, str], SourceModel] = {}
 

@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Mapping
 
+from ...model.open_file import native_path
+
 EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 CONTEXT_PATH = "ep.context_file_path"
 VIRTUAL_NAME = "virtual_model.onnx"
@@ -28,5 +30,5 @@ def created_session_path() -> str:
         owner = frame.f_locals.get("self")
         if frame.f_globals.get("__name__") == "onnxruntime.capi.onnxruntime_inference_collection":
             path = getattr(owner, "_model_path", None)
-            return path if isinstance(path, str) else ""
+            return native_path(path) if isinstance(path, str) else ""
     return ""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...abi.core import ffi
 from ..ir import MAX_SUBGRAPH_DEPTH, Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
-from ..open_file import OpenFile, open_file
+from ..open_file import OpenFile, native_path, open_file
 from .ort_attributes import read_attribute
 from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 
@@ -42,7 +42,7 @@ class _GraphReader:
         self.depth: int = 0 if outer is None else outer.depth + 1
         self.values: dict[str, Value] = {}
         self.files: dict[Path, OpenFile] = {} if outer is None else outer.files
-        path = text(ort.out("Graph_GetModelPath", "const char *", graph))
+        path = native_path(text(ort.out("Graph_GetModelPath", "const char *", graph)))
         self.folder = Path(path).parent if path else None
 
     # ---- graph ----
@@ -136,7 +136,7 @@ class _GraphReader:
         if external == ffi.NULL:
             return None
         try:
-            path = Path(text(self.ort.api.ExternalInitializerInfo_GetFilePath(external)))
+            path = Path(native_path(text(self.ort.api.ExternalInitializerInfo_GetFilePath(external))))
             offset = int(self.ort.api.ExternalInitializerInfo_GetFileOffset(external))
             size = int(self.ort.api.ExternalInitializerInfo_GetByteSize(external))
         finally:
