@@ -236,9 +236,10 @@ def recipes(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def serving(session: nox.Session) -> None:
-    """Run Ray Serve with two replicas in a separate environment, and end one replica."""
-    session.install("-e", ".[cpu,serve,test]")
+    """Run Ray Serve with two replicas in a separate environment, end one replica; run the recipe for KServe."""
+    session.install("-e", ".[cpu,serve,test]", "kserve")  # with the packages of `recipes`, pip would choose old ones
     session.run("pytest", "-n", "1", "tests/docs/test_serving.py", *session.posargs)
+    session.run("pytest", *BOTH_TIERS, "-n", "1", "tests/docs/test_recipes.py", "-k", "kserve", *session.posargs)
 
 
 @nox.session(venv_backend="venv")

@@ -61,7 +61,7 @@ def matches(expected: str, got: str) -> bool:
 )
 def test_a_recipe_prints_what_its_page_says(recipe: Recipe, tmp_path: Path) -> None:
     if recipe.missing:
-        pytest.skip(f"{', '.join(recipe.missing)} not installed; nox -s recipes installs all packages of the recipes")
+        pytest.skip(f"{', '.join(recipe.missing)} not installed; nox -s recipes serving installs what recipes need")
     assert recipe.output, "the page shows no output"
     path = os.pathsep.join([str(recipes.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {"ORT_CUDA_PLUGIN_EMULATE": "1", CACHE_DIR_VARIABLE: str(cache_folder()), "PYTHONPATH": path}

@@ -101,6 +101,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "face_detection": recipe_models.face_detector,
     "fastapi": recipe_models.small_model,
     "genai": recipe_models.language_model,
+    "kserve": recipe_models.small_model,
     "livekit": recipe_models.recordings,
     "object_detection": recipe_models.object_detector,
     "operate": recipe_models.small_model,
