@@ -111,6 +111,34 @@ def test_the_host_reduces_shapes_without_a_read_back(reduction: str) -> None:
     assert after["host_value_reads"] == before["host_value_reads"]
 
 
+GATHERS = {
+    "OneHot": "c = Concat<axis = 0>(one, n) d = Slice(c, zero, two) r = OneHot(one, three, d)",  # repeats of a Tile
+    "GatherND": "i = Unsqueeze(one, one) r = GatherND(n, i)",
+    "GatherElements": "r = GatherElements(n, one)",
+    "GatherElements without a valid index": "r = GatherElements(n, three)",
+}
+
+
+@pytest.mark.parametrize("gather", GATHERS)
+def test_the_host_gathers_sizes_without_a_read_back(gather: str) -> None:
+    """torch.onnx.export writes the repeats of a repeat_interleave as the OneHot of a size."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[a, b] x) => (float[k, l, m] y)'
+        " <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] three = {3}, int64[1] last = {-1},"
+        f" int64[3] ones = {{1, 1, 1}}> {{ n = Shape(x) {GATHERS[gather]} f = Reshape(r, last) e = Expand(f, three)"
+        " s = Slice(e, zero, three) y = ConstantOfShape(s) }"
+    ).SerializeToString()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    made = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
+    before = ort_cuda_plugin.counters()
+    for a, b in ((3, 5), (7, 6), (7, 6), (7, 6), (3, 5)):
+        want = {"OneHot": (1, a, 1), "GatherElements without a valid index": (0, 0, 0)}.get(gather, (b, b, b))
+        assert np.asarray(made.run(None, {"x": np.ones((a, b), np.float32)})[0]).shape == want
+    after = ort_cuda_plugin.counters()
+    assert after["host_value_reads"] == before["host_value_reads"]
+
+
 def test_several_read_backs_in_one_plan() -> None:
     made = session(
         [

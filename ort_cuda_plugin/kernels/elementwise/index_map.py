@@ -15,6 +15,7 @@ from ...program.steps.trace import InPlace, Remake, Step, Use, View, in_place_of
 from ..codegen.launch_geometry import Plane
 from ..codegen.source import Combination, KernelBuilder, atomic_type, kernel_name, load_text, offset_text
 from ..codegen.vectors import CALL_WORK, begins_at_vectors, cheap, vector_width
+from .host_map import gather_on_host, may_hold_sizes
 
 MOST_LOADED = 192
 """Maximum bytes of loaded vectors that a thread holds at a time; more registers would lower the occupancy."""
@@ -454,16 +455,26 @@ def _has_neighbors(x: Scalar, column: Scalar) -> bool:
 def gather_map(
     ctx: Lowering, shape: Sequence[Dim], dtype: DType, fn: Callable[[IndexMap, list[Scalar]], Scalar]
 ) -> Tensor:
-    """Return a new tensor whose element at coordinates c is ``fn(maps, c)``, an expression of `Source.at` loads."""
-    result = ctx.empty(shape, dtype)
+    """Return a new tensor whose element at coordinates c is ``fn(maps, c)``, an expression of `Source.at` loads.
 
-    def remake(view: View) -> Sequence[Step]:
-        with ctx.recording() as steps:
-            gather_into(ctx, view(result), fn, view)
-        return steps
+    The host computes small int64 tensors from shape arithmetic.
+    """
 
-    gather_into(ctx, result, fn, remake=remake)
-    return result
+    def on_device() -> Tensor:
+        result = ctx.empty(shape, dtype)
+
+        def remake(view: View) -> Sequence[Step]:
+            with ctx.recording() as steps:
+                gather_into(ctx, view(result), fn, view)
+            return steps
+
+        gather_into(ctx, result, fn, remake=remake)
+        return result
+
+    if not may_hold_sizes(shape, dtype):
+        return on_device()
+    maps = IndexMap(ctx, shape)
+    return gather_on_host(ctx, expression(fn(maps, maps.coordinates)), maps.coordinates, shape, on_device)
 
 
 def gather_into(

@@ -8,6 +8,9 @@ from . import symbolic
 from .scalar import Scalar, operands_first
 from .symbolic import Dim
 
+Handler = Callable[[Scalar, Sequence[Dim]], Dim]
+"""Computes an operation from its expression and the values of its operands."""
+
 
 class NotFoldable(Exception):
     """The expression has an operation or type that symbolic integers lack, or a value beyond 64-bit integers."""
@@ -39,15 +42,18 @@ _booleans: Mapping[str, Callable[..., Dim]] = {
 }
 
 
-def fold(x: Scalar, leaves: Mapping[Scalar, Dim]) -> Dim:
+def fold(x: Scalar, leaves: Mapping[Scalar, Dim], handlers: Mapping[str, Handler] = {}) -> Dim:
     """Return the value of x as a symbolic integer, with booleans as 0 and 1. ``leaves`` maps leaves to values.
 
-    Values are assumed to fit the types in x. Raises NotFoldable for floats and for operations that symbolic integers
-    lack, ZeroDivisionError for a constant divisor of 0.
+    ``handlers`` compute further operations, such as loads, from the expression and the values of its operands. Values
+    are assumed to fit the types in x. Raises NotFoldable for floats and for operations that symbolic integers lack,
+    ZeroDivisionError for a constant divisor of 0.
     """
     known = dict(leaves)
     for part in operands_first([x], leaves):
-        known[part] = _folded(part, [known[operand] for operand in part.operands])
+        operands = [known[operand] for operand in part.operands]
+        handler = handlers.get(part.op)
+        known[part] = _folded(part, operands) if handler is None else handler(part, operands)
     return known[x]
 
 
