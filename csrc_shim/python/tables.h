@@ -216,8 +216,10 @@ typedef struct ocp_core {
   const OrtLogger *(*host_logger)(void);
   /* kind: OCP_INFO_... of ort/data/allocator.h */
   int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
+  /* See ort/kernels/compute.h. */
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, const char *const *names,
-                                             uint32_t num_inputs, ocp_error *error);
+                                             const uint32_t *positions, uint32_t num_inputs, uint32_t num_outputs,
+                                             ocp_error *error);
   OrtKernelImpl *(*node_kernel_create)(const ocp_node_kernel_spec *spec, ocp_error *error);
   /* For KernelRegistry_AddKernel: functions that create kernels of nodes, and kernels of Shape and Size, whose outputs
    * are in host memory. */

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..abi import host
-from ..abi.core import check, core, ffi, new_error
+from ..abi.core import core, ffi
 from ..clusters.claims.claims import NodeVerdict, search_clusters
 from ..clusters.cluster import CompiledCluster
 from ..clusters.nodes.control_flow import CompiledBodies, CompiledBody
@@ -30,7 +29,7 @@ from .device.measuring import given_tuner, tuner_of
 from .device.open_device import OpenDevice
 from .factory import memory_info
 from .nodes.fused_node import FusedNode
-from .nodes.fused_ports import node_name, value_names
+from .nodes.fused_ports import Ports, compute_info, context_ports, node_name, ports_of, value_names
 from .nodes.kernel_registry import number_of
 from .nodes.node_kernel import context_identity, context_kernel, kernel_impl, read_kernel_node
 from .nodes.program_files import ProgramFiles
@@ -182,7 +181,7 @@ class Provider:
             if index in staged:
                 infos[index] = self._compile_staged(node, staged[index])
             elif index in loaded:
-                infos[index] = self._compute_info(node, loaded[index])
+                infos[index] = self._compute_info(node, loaded[index], context_ports(graph.nodes[0], node))
             else:
                 infos[index] = self._compile_one(graph, node, later=is_for_others)
         if self.session.contexts.output is not None:
@@ -224,7 +223,7 @@ class Provider:
         if is_search(graph.nodes[0]):
             return self._compile_search(graph.nodes[0], graph.opsets, fused_node)
         cluster = self._cluster(graph, inputs, outputs, fed=self.claiming.fed, compiled=self._bodies)
-        info = self._compute_info(fused_node, Loaded(cluster), later)
+        info = self._compute_info(fused_node, Loaded(cluster), later=later)
         name = node_name(fused_node)
         self.session.compiled[name] = CompiledBody(graph, cluster.inputs, cluster.outputs)
         return info
@@ -272,13 +271,9 @@ class Provider:
         self._repeated.append(RepeatedNode(search, inputs, self.device, fuse))
         return self._repeated[-1].compute_info()
 
-    def _compute_info(self, fused_node: Any, loaded: Loaded, later: bool = False) -> Any:
-        names, kept = host.texts(value_names(fused_node, "Inputs"))
+    def _compute_info(self, fused_node: Any, loaded: Loaded, ports: Ports | None = None, later: bool = False) -> Any:
         fused = self._fuse(node_name(fused_node), loaded, later)
-        error = new_error()
-        info = core().compute_info_create(fused.pointer, self.device.pointer, names, len(kept), error)
-        check(error)
-        return info
+        return compute_info(ports or ports_of(fused_node), fused.pointer, self.device.pointer)
 
     def create_kernel(self, info: Any) -> Any:
         """Make the ``OrtKernelImpl *`` of an unfused node. ``info`` is its ``const OrtKernelInfo *``.

@@ -275,7 +275,8 @@ void test_sessions(const void *image, size_t bytes, int runs) {
   for (int i = 0; i < 2; i++) {
     ocp_error error = {0};
     clusters[i] = make_cluster(image, bytes, &modules[i]);
-    sessions[i] = (session){.info = ocp_compute_info_create(clusters[i], device, names, 2, &error), .runs = runs};
+    sessions[i] =
+        (session){.info = ocp_compute_info_create(clusters[i], device, names, NULL, 2, 0, &error), .runs = runs};
     CHECK(sessions[i].info);
     check_ok(sessions[i].info->CreateState(sessions[i].info, NULL, &sessions[i].state));
   }

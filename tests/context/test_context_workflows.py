@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper
+from onnx import helper, parser
 
 import ort_cuda_plugin
 from contexts import (
@@ -54,6 +54,28 @@ def test_ep_context_enable_and_embed_mode(tmp_path: Path, embed: bool) -> None:
         assert node["ep_cache_context"] == binary.name.encode()
     with nothing_compiled():
         assert_same(load(tmp_path / "m_ctx.onnx"), source, FEEDS)
+
+
+CPU_READERS = """<ir_version: 9, opset_import: ["" : 17]>
+    readers (float[n, 4] x) => (float[n, 4] y, float[n, 4] c, float[n, 4] d)
+    { a = Exp(x)  b = Neg(x)  y = Abs(x)
+      s = Cast<to = 8>(b)  t = Cast<to = 8>(a)  c = Cast<to = 1>(s)  d = Cast<to = 1>(t) }"""
+
+
+def test_outputs_that_nodes_of_the_cpu_provider_read(tmp_path: Path) -> None:
+    """ONNX Runtime orders the outputs of a fused node by their readers, which differ before and after compilation."""
+    source = parser.parse_model(CPU_READERS).SerializeToString()
+    compiled = compile_model(source, tmp_path / "m_ctx.onnx")
+    assert [list(node.output) for node in compiled.graph.node if node.op_type == "EPContext"] == [["a", "b", "y"]]
+    assert_same(load(tmp_path / "m_ctx.onnx"), source, [{"x": rows(3, 1).reshape(-1, 4)}])
+
+
+def test_an_output_without_readers_is_refused(tmp_path: Path) -> None:
+    compiled = compile_model(parser.parse_model(CPU_READERS).SerializeToString(), tmp_path / "m_ctx.onnx")
+    compiled.graph.value_info.append(compiled.graph.output.pop(0))
+    onnx.save(compiled, tmp_path / "cut_ctx.onnx")
+    with pytest.raises(Exception, match=r"EPContext node .*: output 2 \('y'\) is not connected"):
+        load(tmp_path / "cut_ctx.onnx")
 
 
 def test_compile_in_a_source_tree_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

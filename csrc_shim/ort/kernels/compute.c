@@ -35,7 +35,7 @@ typedef struct target {
 typedef struct compute_info {
   OrtNodeComputeInfo ort;
   target target;
-  const char *names[]; /* followed by the characters of the names */
+  const char *names[]; /* followed by the storage of target.inputs and target.outputs, and by the names' characters */
 } compute_info;
 
 typedef struct node_kernel {
@@ -217,17 +217,20 @@ static OrtStatus *compute_fused(OrtNodeComputeInfo *this_ptr, void *state, OrtKe
   return compute(&((const compute_info *)(const void *)this_ptr)->target, context);
 }
 
+/* `what->inputs`: the indices of the inputs, followed by those of `num_outputs` outputs; NULL: no indices. */
 static OrtNodeComputeInfo *compute_info_of(const target *what, ocp_device *device, const char *const *names,
-                                           uint32_t num_inputs, ocp_error *error) {
+                                           uint32_t num_inputs, uint32_t num_outputs, ocp_error *error) {
   target made;
   if (make_target(&made, what->cluster, device, num_inputs, error) != ORT_OK)
     return NULL;
   made.repeat = what->repeat;
   made.pipeline = what->pipeline;
+  const size_t count = what->inputs ? (size_t)num_inputs + num_outputs : 0;
   size_t text_bytes = 0;
   for (uint32_t i = 0; i < num_inputs; i++)
     text_bytes += strlen(names[i]) + 1;
-  compute_info *self = calloc(1, sizeof *self + num_inputs * sizeof *self->names + text_bytes);
+  compute_info *self =
+      calloc(1, sizeof *self + num_inputs * sizeof *self->names + count * sizeof *what->inputs + text_bytes);
   if (!self) {
     ocp_fail_memory(error);
     return NULL;
@@ -238,7 +241,12 @@ static OrtNodeComputeInfo *compute_info_of(const target *what, ocp_device *devic
                                  .ReleaseState = release_state},
                          .target = made};
   self->target.names = self->names;
-  char *text = (char *)(self->names + num_inputs);
+  uint32_t *positions = (uint32_t *)(void *)(self->names + num_inputs);
+  if (what->inputs) {
+    self->target.inputs = memcpy(positions, what->inputs, count * sizeof *positions);
+    self->target.outputs = positions + num_inputs;
+  }
+  char *text = (char *)(positions + count);
   for (uint32_t i = 0; i < num_inputs; i++) {
     const size_t bytes = strlen(names[i]) + 1;
     self->names[i] = memcpy(text, names[i], bytes);
@@ -248,18 +256,20 @@ static OrtNodeComputeInfo *compute_info_of(const target *what, ocp_device *devic
 }
 
 OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, const char *const *names,
-                                            uint32_t num_inputs, ocp_error *error) {
-  return compute_info_of(&(target){.cluster = cluster}, device, names, num_inputs, error);
+                                            const uint32_t *positions, uint32_t num_inputs, uint32_t num_outputs,
+                                            ocp_error *error) {
+  const target what = {.cluster = cluster, .inputs = positions};
+  return compute_info_of(&what, device, names, num_inputs, num_outputs, error);
 }
 
 OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                ocp_error *error) {
-  return compute_info_of(&(target){.repeat = repeat}, device, names, ocp_repeat_num_inputs(repeat), error);
+  return compute_info_of(&(target){.repeat = repeat}, device, names, ocp_repeat_num_inputs(repeat), 0, error);
 }
 
 OrtNodeComputeInfo *ocp_compute_info_of_pipeline(const ocp_pipeline *pipeline, ocp_device *device,
                                                  const char *const *names, ocp_error *error) {
-  return compute_info_of(&(target){.pipeline = pipeline}, device, names, ocp_pipeline_num_inputs(pipeline), error);
+  return compute_info_of(&(target){.pipeline = pipeline}, device, names, ocp_pipeline_num_inputs(pipeline), 0, error);
 }
 
 void ocp_compute_info_release(OrtNodeComputeInfo *info) { free(info); }

@@ -12,11 +12,13 @@
 #include "run/pipeline.h"
 #include "run/repeat.h"
 
-/* Makes the compute info of a fused node, whose inputs and outputs are those of the cluster, in the same order. The
- * caller keeps the ownership of the cluster, which must live until ocp_compute_info_release. `names`: names of the
- * inputs for errors (copied). NULL with the error when out of memory. */
+/* Makes the compute info of a fused node. The caller keeps the ownership of the cluster, which must live until
+ * ocp_compute_info_release. `names`: names of the cluster's inputs for errors (copied). `positions`: indices at the
+ * node of the cluster's inputs, then of its outputs (copied); NULL: the node has the same inputs and outputs in the
+ * same order. NULL with the error when out of memory. */
 OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, const char *const *names,
-                                            uint32_t num_inputs, ocp_error *error);
+                                            const uint32_t *positions, uint32_t num_inputs, uint32_t num_outputs,
+                                            ocp_error *error);
 /* Makes the compute info of a fused node that is a loop (run/repeat.h). The caller keeps the ownership of the loop. */
 OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                ocp_error *error);
