@@ -37,6 +37,7 @@ from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import ir as host_ir
 from ort_cuda_plugin.compiler.host.stack_frame import frame_bytes
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.nvidia_packages import NVJITLINK, NVVM, load_library, nvidia_files
 from ort_cuda_plugin.compiler.ptx.parser import Module, PtxError, parse
 from ort_cuda_plugin.compiler.ptx.translate import llvm_module
 from ort_cuda_plugin.compiler.targets import KernelImage, Target, resource_usage
@@ -216,8 +217,10 @@ def find_nvvm(spec: KernelSpec) -> None:
 
     Numba's own search for libdevice would also require NVRTC and other libraries, which are not needed here.
     """
+    if nvvm.LibDevice._cache_ is None:
+        load_library(NVVM)
     try:
-        if nvvm.LibDevice._cache_ is None and (path := cuda_paths._get_libdevice_path().info):
+        if nvvm.LibDevice._cache_ is None and (path := _libdevice()):
             nvvm.LibDevice._cache_ = Path(path).read_bytes()
         nvvm.LibDevice()
         nvvm.NVVM()
@@ -225,10 +228,16 @@ def find_nvvm(spec: KernelSpec) -> None:
         raise KernelCompileError(spec, f"NVVM cannot be loaded ({error}){ADVICE}") from error
 
 
+def _libdevice() -> str | Path | None:
+    installed = next(nvidia_files("*/nvvm/libdevice/libdevice.10.bc"), None)
+    return installed or cuda_paths._get_libdevice_path().info
+
+
 def find_linker(spec: KernelSpec) -> None:
     """Check that nvJitLink is installed; without it, cuda-core would search for a driver. Raises KernelCompileError."""
     from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
+    load_library(NVJITLINK)
     try:
         load_nvidia_dynamic_lib("nvJitLink")
     except DynamicLibNotFoundError as error:

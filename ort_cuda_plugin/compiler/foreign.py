@@ -17,6 +17,7 @@ from typing import Any
 
 from ort_cuda_plugin.compiler.elf import Elf
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.nvidia_packages import NVRTC, load_library
 from ort_cuda_plugin.compiler.targets import KernelImage, Target, resource_usage
 from ort_cuda_plugin.compiler.toolchain import joined_digest, supported_capabilities
 
@@ -184,6 +185,7 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
     try:
         from cuda.bindings import nvrtc
 
+        load_library(NVRTC)
         nvrtc.nvrtcVersion()
     except Exception as error:
         raise ForeignCodeError(

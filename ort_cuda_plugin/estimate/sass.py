@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 from ..compiler.caches.disassembly_cache import disassembly_cache
 from ..compiler.kernel import KernelSpec
 from ..compiler.library.kernel_library import KernelLibrary
+from ..compiler.nvidia_packages import nvidia_files
 from ..compiler.targets import KernelImage, Target
 from ..progress.events import Task
 
@@ -66,9 +66,8 @@ class Code:
 @cache
 def disassembler() -> str | None:
     """Return the path of nvdisasm, None if it is not installed."""
-    for found in sorted(Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/bin/nvdisasm")):
-        return str(found)
-    return shutil.which("nvdisasm")
+    installed = next(nvidia_files("*/bin/nvdisasm"), None)
+    return shutil.which("nvdisasm") if installed is None else str(installed)
 
 
 def code_of(specs: Sequence[KernelSpec], target: Target, library: KernelLibrary | None = None) -> list[Code]:

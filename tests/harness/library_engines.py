@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sysconfig
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from build_plugin import compiler
 from c_programs import ROOT, SOURCES
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.clusters.launches import make_launches
+from ort_cuda_plugin.compiler.nvidia_packages import nvidia_files
 from ort_cuda_plugin.ep.device.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.networks import NETWORKS
@@ -191,8 +191,7 @@ def convolution(call: LibraryCall) -> ConvolutionSizes:
 
 def build_asker(folder: Path) -> list[str | Path] | None:
     """Build tests/c/cudnn_engines.c, and return the command that runs it; None if cuDNN is not installed."""
-    site_packages = Path(sysconfig.get_paths()["purelib"])
-    found = [path for path in candidates(LIBRARIES[1], site_packages) if Path(path).is_absolute()]
+    found = [path for path in candidates(LIBRARIES[1]) if Path(path).is_absolute()]
     if not found:
         return None
     flags = ["-std=gnu11", "-O1", f"-I{ROOT / 'csrc_shim'}"]
@@ -208,8 +207,7 @@ def build_asker(folder: Path) -> list[str | Path] | None:
 
 def ask(command: Sequence[str | Path], questions: Sequence[str]) -> list[Engine]:
     """Return cuDNN's engine for each line of `question`, on an H100."""
-    site_packages = Path(sysconfig.get_paths()["purelib"])
-    folders = [Path(command[0]).parent, *site_packages.glob("nvidia/*/lib")]
+    folders = [Path(command[0]).parent, *nvidia_files("*/lib")]
     done = subprocess.run(
         command,
         input="\n".join(questions),

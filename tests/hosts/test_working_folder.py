@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from hostile import ROOT, HostileFolder
+from isolated import python
 from ort_cuda_plugin.compiler.library import isolation
+from ort_cuda_plugin.compiler.nvidia_packages import nvidia_files
 
 APPLICATION = """
 import os, sys
@@ -110,3 +112,25 @@ def test_only_an_interpreter_with_an_absolute_path_is_started(
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
     assert isolation.python_command("module", distributions=[]) is None
+
+
+def test_libraries_of_nvidias_packages_are_found_in_each_folder_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuda-pathfinder, which Numba uses, would search the interpreter's site-packages only."""
+    source, folder = tmp_path / "runtime.c", tmp_path / "packages" / "nvidia" / "cu13" / "lib"
+    source.write_text("int cudaRuntimeGetVersion(int *version) { *version = 13050; return 0; }")
+    folder.mkdir(parents=True)
+    library = folder / "libcudart.so.13"
+    flags = ["-shared", "-fPIC", "-Wl,-soname,libcudart.so.13"]
+    subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", library, source], check=True)
+    code = """
+    from ort_cuda_plugin.compiler.nvidia_packages import CUDA_RUNTIME, load_library
+    load_library(CUDA_RUNTIME)
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+    print(load_nvidia_dynamic_lib("cudart").abs_path)
+    """
+    assert python(code, env={"PYTHONPATH": str(tmp_path / "packages")}).stdout == f"{library}\n"
+    monkeypatch.chdir(tmp_path / "packages")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    assert library not in nvidia_files("*/lib/libcudart.so.13")

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from ort_cuda_plugin.compiler.nvidia_packages import CUDA_RUNTIME, import_folders, load_library
+
 PACKAGE = Path(__file__).resolve().parents[2]
 COMPILER_DISTRIBUTIONS = ("llvmlite", "numba", "numba-cuda", "numpy", "cuda-core", "cuda-bindings")
 
@@ -55,21 +57,13 @@ def distribution_folders(names: Sequence[str]) -> list[str]:
 
     The working folder is left out.
     """
-    absolute = [entry for entry in sys.path if os.path.isabs(entry)]
-    trusted = [entry for entry in absolute if not _is_working_folder(entry)]
+    trusted = import_folders()
     found = set()
     for name in names:
         distribution = next(iter(importlib.metadata.distributions(name=name, path=trusted)), None)
         if distribution is not None:
             found.add(str(distribution.locate_file("")))
     return [entry for entry in trusted if str(Path(entry)) in found]
-
-
-def _is_working_folder(folder: str) -> bool:
-    try:
-        return os.path.samefile(folder, os.curdir)
-    except OSError:
-        return False
 
 
 # ---- Numba's settings file, .numba_config.yaml ----
@@ -115,6 +109,8 @@ def import_compiler() -> Any:
         # Do not remove the finder afterwards: a concurrent import that iterates over sys.meta_path would skip another
         # finder.
         sys.meta_path.insert(0, _SettingsFinder())
+    if "numba.cuda" not in sys.modules:
+        load_library(CUDA_RUNTIME)
     try:
         return importlib.import_module("ort_cuda_plugin.compiler.compile")
     except Exception as error:  # numba-cuda loads libcudart, and raises a RuntimeError if there is none

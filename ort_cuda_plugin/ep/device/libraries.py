@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ...abi.core import core, ffi, new_error
+from ...compiler.nvidia_packages import nvidia_files
 
 logger = logging.getLogger("ort_cuda_plugin")
 
@@ -35,10 +35,10 @@ LIBRARIES = (
 )
 
 
-def candidates(library: Library, site_packages: Path) -> Iterator[str]:
-    """Yield the paths to try for a library, best first: pip's NVIDIA packages, then the system's loader."""
+def candidates(library: Library) -> Iterator[str]:
+    """Yield the paths to try for a library, best first: NVIDIA's Python packages, then the system's loader."""
     for file in library.files:
-        yield from map(str, sorted(site_packages.glob(f"nvidia/*/lib/{file}")))
+        yield from map(str, nvidia_files(f"*/lib/{file}"))
     yield from library.files
 
 
@@ -112,7 +112,7 @@ def _is_stand_in(library: Library, folder: Path) -> bool:
 
 def _opened(library: Library) -> LibraryPlace:
     reasons = []
-    for path in candidates(library, Path(sysconfig.get_paths()["purelib"])):
+    for path in candidates(library):
         error = new_error()
         if core().library_load(library.number, os.fsencode(path), error) == 0:
             return LibraryPlace(path)

@@ -405,9 +405,9 @@ def paged_attention(
         wanted = "nodes with both, or with output 1 alone if kv_cache_layout is 'LATENT'"
         raise require.unsupported("op", "output 1 or 2, an updated K/V cache,", "left out", wanted)
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
-        wanted = "have kv_num_heads = 1 and a key, but neither value nor value_cache"
+        wanted_inputs = "have kv_num_heads = 1 and a key, but neither value nor value_cache"
         found = f"kv_num_heads = {kv_num_heads} and {require.named(key=key, value=value, value_cache=value_cache)}"
-        raise require.violation("a node with kv_cache_layout = 'LATENT'", wanted, found)
+        raise require.violation("a node with kv_cache_layout = 'LATENT'", wanted_inputs, found)
     if not latent and value_cache is None:
         raise require.violation("value_cache", "be given with kv_cache_layout = 'SEPARATE'", "none")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
