@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -338,3 +339,25 @@ def test_host_values_for_which_no_plan_can_be_evaluated_are_errors_of_the_node()
     with pytest.raises(Exception, match=r"node 'frames \(STFT\)'"):
         pair.ours.run(None, {"x": x, "step": np.array(4), "length": np.array(-(2**63))})
     pair.check(x=x, step=np.array(2), length=length)
+
+
+def test_an_application_gives_the_values_of_external_initializers() -> None:
+    """No file of the model's external data exists."""
+    weight, x = floats(4, 3), floats(5, 4)
+    tensor = TensorProto(name="w", data_type=FLOAT, dims=weight.shape, data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": "missing.bin", "offset": 0, "length": weight.nbytes}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "external",
+        [info("x", FLOAT, ["n", 4])],
+        [info("y", FLOAT, ["n", 3])],
+        [tensor],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    settings = ort.SessionOptions()
+    given = ort.OrtValue.ortvalue_from_numpy(weight)
+    settings.add_external_initializers(["w"], [given])
+    session = ort_cuda_plugin.session(model.SerializeToString(), emulate=True, sess_options=settings)
+    (y,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(y, x @ weight, rtol=1e-5, atol=1e-6)
