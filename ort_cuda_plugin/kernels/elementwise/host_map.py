@@ -13,7 +13,6 @@ from ...program.expressions.scalar import Scalar, reachable
 from ...program.expressions.symbolic import Dim, select
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.host import MAX_SYMBOLIC_ELEMENTS, HostArray, host_array, on_host
-from ...program.steps.tensor import BufferKind
 
 
 def may_hold_sizes(shape: Sequence[Dim], dtype: DType) -> bool:
@@ -31,11 +30,12 @@ def gather_on_host(
 ) -> Tensor:
     """Return an int64 tensor whose element at ``coordinates`` is ``value``, an expression of `Source.at` loads.
 
-    The host computes it if it knows all tensors that ``value`` loads, and at least one of them is shape arithmetic.
-    Otherwise, or if a coordinate of a load is not a number, return the result of ``on_device``.
+    The host computes it if it knows all tensors that ``value`` loads: shape arithmetic, or small constants, since some
+    sizes are constants only after simplification. Otherwise, if ``value`` loads nothing, or if a coordinate of a load
+    is not a number, return the result of ``on_device``.
     """
     sources = list(dict.fromkeys(x.value.tensor for x in reachable([value]) if x.op == "load"))
-    if not any(x.buffer.kind is BufferKind.HOST for x in sources) or any(host_array(x) is None for x in sources):
+    if not sources or any(host_array(x) is None for x in sources):
         return on_device()
 
     def gathered(*arrays: HostArray) -> HostArray:
