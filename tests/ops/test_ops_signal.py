@@ -40,6 +40,19 @@ def test_dft_of_prime_and_composite_lengths(length: int, dtype: type[np.floating
     assert error < 2 * float(np.finfo(dtype).eps) * (1 if dtype is np.float32 else math.log2(2 * length))
 
 
+@pytest.mark.parametrize("inverse", [0, 1])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dft_of_an_empty_signal_is_empty(inverse: int, dynamic: bool) -> None:
+    inputs = [signal(2, 0, 3, 2), None, np.array(1, np.int64)]
+    (y,) = run_op("DFT", inputs, {"inverse": inverse}, constant=[2], dynamic=dynamic)
+    assert y.shape == (2, 0, 3, 2)
+
+
+def test_one_side_of_the_dft_of_an_empty_signal_is_an_error() -> None:
+    with pytest.raises(PluginError, match=r"DFT.*length of the transform must be at least 1"):
+        run_op("DFT", [signal(2, 0, 1), None, np.array(1, np.int64)], {"onesided": 1}, constant=[2], dynamic=True)
+
+
 def test_dft_of_a_long_signal_does_not_sum_all_of_it_for_each_frequency() -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (1, 2**17, 1)).astype(np.float32)
     (y,) = run_op("DFT", [x, None, np.array(1, np.int64)], {"onesided": 1}, constant=[2])

@@ -120,14 +120,16 @@ def _spectrum(
     *,
     inverse: bool = False,
     divisor: Dim = 1,
+    least_length: int = 1,
 ) -> Tensor:
     """Return discrete Fourier transforms of ``length``, with frequencies along ``axis`` of ``shape``.
 
-    The last dimension is 2, or 1 for the real part only. A known composite length is factorized (Cooley-Tukey).
+    The last dimension is 2, or 1 for the real part only. A known composite length is factorized (Cooley-Tukey). A
+    length below ``least_length`` is an error; with 0, ``shape`` must be empty if the length is 0.
     """
     # float64, since the terms of absent frequencies cancel: float32 would leave residues far from 0.
     real = DType.FLOAT64
-    require.least_dim(ctx, 1, **{"the length of the transform": length})
+    require.least_dim(ctx, least_length, **{"the length of the transform": length})
     terms = _terms(length)
     if terms != length:
         # For each r < terms, transform the inputs terms * j + r; r is the second-last dimension of ``parts``.
@@ -210,7 +212,11 @@ def discrete_transform(
         return a, s.where(second, -b[0], b[0]) if mirrored else b[0]
 
     divisor = length if inverse else 1
-    return _spectrum(ctx, shape, x.dtype, axis, length, sample, inverse=bool(inverse), divisor=divisor)
+    # A signal without elements has an empty spectrum. One side of it would have a frequency, which is undefined.
+    least = 1 if onesided else 0
+    return _spectrum(
+        ctx, shape, x.dtype, axis, length, sample, inverse=bool(inverse), divisor=divisor, least_length=least
+    )
 
 
 @op("DFT", since=17, until=17, types={"T1": FLOATS, "T2": INDICES})
