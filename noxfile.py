@@ -234,6 +234,12 @@ def recipes(session: nox.Session) -> None:
     session.run("pytest", *BOTH_TIERS, "-n", "1", "tests/docs/test_recipes.py", *session.posargs)
 
 
+@nox.session
+def container(session: nox.Session) -> None:
+    """Build the image of docs/recipes/docker.md for the emulated device, and run it. Needs a Docker daemon."""
+    python(session, ".ci/container.py")
+
+
 @nox.session(venv_backend="venv")
 def serving(session: nox.Session) -> None:
     """Run Ray Serve with two replicas in a separate environment, end one replica; run the recipe for KServe."""
