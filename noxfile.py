@@ -39,6 +39,7 @@ SAMPLE = (
 RECIPES = (
     *("fastapi", "fastembed", "httpx", "insightface", "livekit-plugins-silero", "onnx-asr"),
     *("rapidocr", "rembg"),  # rapidocr and insightface bring OpenCV
+    *("diffusers", "optimum-onnx[onnxruntime]", "torch"),  # some GiB
 )
 """Packages that recipes use; the lock file and the extra ``test`` have none of them."""
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import recipe_diffusion
 import recipe_models
 from document_blocks import Block, blocks
 
@@ -97,6 +98,7 @@ def recipes() -> list[Recipe]:
 MADE: dict[str, Callable[[Path], None]] = {
     "background_removal": recipe_models.background_remover,
     "ci_without_gpu": recipe_models.small_model,
+    "diffusers": recipe_diffusion.diffusion_pipeline,
     "docker": recipe_models.small_model,
     "face_detection": recipe_models.face_detector,
     "fastapi": recipe_models.small_model,
