@@ -52,6 +52,7 @@ back_end_sources = (
     "compiler/host/ir.py",
     "compiler/host/math.py",
     "compiler/host/matrices.py",
+    "compiler/host/stack_frame.py",
     "compiler/host/vector_math.py",
     "compiler/targets.py",
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from .. import uninterrupted
+from ..compiler.nvidia_packages import CUDA_RUNTIME, load_library
 from ..model.ir import Graph, Node, Unsupported
 from ..ops import registry as built_in
 from .operator import HOST_DOMAINS, CustomOperator
@@ -196,6 +197,7 @@ def _load(entry: EntryPoint) -> None:
     """
     package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist is not None else f"entry {entry.name}"
     _loading.package = package
+    load_library(CUDA_RUNTIME)  # for packages that import numba.cuda
     try:
         loaded = entry.load()
         if callable(loaded) and not hasattr(loaded, "operator"):

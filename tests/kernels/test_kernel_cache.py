@@ -407,6 +407,6 @@ def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
     sources -= {"compiler/ptx/__init__.py", "compiler/ptx/linking.py"}
     others = {
         f"compiler/{name}.py"
-        for name in ("cache", "caches/cache_folder", "caches/trusted_files", "foreign", "toolchain")
+        for name in ("cache", "caches/cache_folder", "caches/trusted_files", "foreign", "nvidia_packages", "toolchain")
     }
     assert imported == sources | others | {"abi/errors.py", "plugin_library.py", "uninterrupted.py"}

@@ -324,11 +324,12 @@ def test_a_file_without_the_functions_is_refused_by_name(tmp_path: Path) -> None
     python(code, str(path), preloaded=True)
 
 
-def test_pips_packages_come_before_the_system(tmp_path: Path) -> None:
+def test_pips_packages_come_before_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "nvidia" / "cu13" / "lib"
     folder.mkdir(parents=True)
     (folder / "libcublasLt.so.13").touch()
-    found = list(candidates(LIBRARIES[0], tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    found = list(candidates(LIBRARIES[0]))
     assert found == [str(folder / "libcublasLt.so.13"), "libcublasLt.so.13", "libcublasLt.so.12"]
 
 

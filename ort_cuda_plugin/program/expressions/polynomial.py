@@ -6,6 +6,7 @@ Other modules import the names of this module from `symbolic`, which contains th
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn, TypeAlias
 
@@ -137,6 +138,7 @@ _SHOWN_TERMS: Final = 6
 long, because it would repeat shared atoms.
 """
 
+_HASH: Final = operator.attrgetter("_hash")
 _LARGEST: Final = 2**64
 """Largest magnitude of an atom's hint and bounds; a Run computes sizes in 64 bits anyway."""
 
@@ -215,6 +217,9 @@ class Expr:
             return NotImplemented
         if len(self.terms) * len(other.terms) > MAX_TERMS or self._degree() + other._degree() > MAX_DEGREE:
             return operation(ExprOp.MUL, *((self, other) if hash(self) <= hash(other) else (other, self)))
+        if len(self.terms) == len(other.terms) == 1 and not (self.const or other.const):  # most products of sizes
+            ((monomial, coefficient),), ((factor, by),) = self.terms, other.terms
+            return Expr(((_multiply(monomial, factor), coefficient * by),), 0, self.hint * other.hint)
         terms: dict[Monomial, int] = {}
         for monomial, coefficient in self.terms:
             if other.const:
@@ -284,7 +289,7 @@ def _monomial_key(monomial: Monomial) -> tuple[int, ...]:
 
 
 def _multiply(a: Monomial, b: Monomial) -> Monomial:
-    return tuple(sorted(a + b, key=hash))
+    return tuple(sorted(a + b, key=_HASH))
 
 
 def _polynomial(terms: dict[Monomial, int], const: int, hint: int) -> Dim:
