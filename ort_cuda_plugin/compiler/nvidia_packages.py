@@ -36,10 +36,17 @@ def _is_working_folder(folder: str) -> bool:
 
 
 def nvidia_files(*patterns: str) -> Iterator[Path]:
-    """Yield the files that match ``patterns`` below ``nvidia/``, as "*/lib/libcudnn.so.9", in the order of sys.path."""
+    """Yield the files that match ``patterns`` below ``nvidia/``, as "*/lib/libcudnn.so.9", in the order of sys.path.
+
+    Folders that the user of the process must not read are left out.
+    """
     for folder in import_folders():
         for pattern in patterns:
-            yield from sorted(Path(folder).glob(f"nvidia/{pattern}"))
+            try:
+                found = sorted(Path(folder).glob(f"nvidia/{pattern}"))
+            except OSError:
+                continue
+            yield from found
 
 
 def load_library(names: tuple[str, ...]) -> None:

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.table import Table
 
-from ort_cuda_plugin import models
 from ort_cuda_plugin.abi.message_texts import printable
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.common import output_console
 from ort_cuda_plugin.cli.plain_text import json_text
+from ort_cuda_plugin.comparison import differences
 from ort_cuda_plugin.estimate import gather
 
 ODD_NAME = "[/] [bold red]x :smile: \x1b[31m"
@@ -168,7 +168,7 @@ def test_json_has_no_number_that_json_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results that cannot be compared differ by infinity, which Python's json writes as Infinity: invalid JSON."""
-    monkeypatch.setattr(models, "relative_error", lambda actual, expected: math.inf)
+    monkeypatch.setattr(differences, "_error", lambda actual, expected: math.inf)
     model = save(tmp_path / "m.onnx", helper.make_node("Neg", ["x"], ["y"], name="minus"), TensorProto.FLOAT, [3])
     assert main(["run", model, "--json", "--runs", "0", "--device", "emulated"]) == 1
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["error"] is None
