@@ -18,7 +18,7 @@ typedef enum ocp_problem_kind {
    * space...], w [rows, channels / groups, space...], out and residual [images, rows, space...], bias [rows]. With
    * CHANNELS_LAST the channels of x, w, out and residual are the innermost dimension in memory. Without a residual, out
    * may have gaps between images, or with CHANNELS_LAST between pixels. A residual or an activation needs a bias:
-   * cuDNN's precompiled engines do not fuse them otherwise. For DOUBLE, cuDNN has no engine that fuses a bias.
+   * cuDNN's precompiled engines do not fuse them otherwise. For DOUBLE, no engine of cuDNN fuses a bias.
    * pointers: out, x, w, [bias,] [residual,] workspace
    * values: images, channels, rows, groups, elements from image to image (or pixel to pixel) of out, 0 if it has no
    * gaps; then for each of `rank` (2 or 3) dimensions: size of x, of the kernel, of out, stride, dilation, pad at the

@@ -217,8 +217,7 @@ def find_nvvm(spec: KernelSpec) -> None:
 
     Numba's own search for libdevice would also require NVRTC and other libraries, which are not needed here.
     """
-    if nvvm.LibDevice._cache_ is None:
-        load_library(NVVM)
+    load_library(NVVM)
     try:
         if nvvm.LibDevice._cache_ is None and (path := _libdevice()):
             nvvm.LibDevice._cache_ = Path(path).read_bytes()

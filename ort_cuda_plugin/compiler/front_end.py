@@ -201,7 +201,7 @@ def collection_paused() -> Iterator[None]:
 
 
 class KernelNvvm(nvvm.NVVM):  # type: ignore[misc]  # Numba has no types
-    """What Numba asks NVVM for when it generates LLVM IR. NVVM itself would load its library for that.
+    """Tells Numba the version of NVVM IR while Numba generates LLVM IR. The base class would load NVVM for this.
 
     The extra ``cpu`` does not install the library, and the IR of a kernel must not depend on the library's version.
     """

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 logger = logging.getLogger("ort_cuda_plugin")
@@ -49,10 +50,12 @@ def nvidia_files(*patterns: str) -> Iterator[Path]:
             yield from found
 
 
+@cache
 def load_library(names: tuple[str, ...]) -> None:
     """Load the first installed library of ``names`` into the process, where cuda-pathfinder finds it.
 
-    If none is installed, or it cannot be loaded, cuda-pathfinder searches the system for one.
+    Each compilation calls this function, so only the first call for a library searches for it. If none is installed,
+    or it cannot be loaded, cuda-pathfinder searches the system for one.
     """
     for path in nvidia_files(*(f"*/lib/{name}" for name in names), *(f"*/nvvm/lib64/{name}" for name in names)):
         try:

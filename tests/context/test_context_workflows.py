@@ -79,7 +79,7 @@ def test_an_output_without_readers_is_refused(tmp_path: Path) -> None:
 
 
 def test_compile_in_a_source_tree_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that Python finds through PYTHONPATH has no metadata."""
+    """Python finds the metadata of a package only where it is installed, not in a source tree on PYTHONPATH."""
     installed = importlib.metadata.version
 
     def version(package: str) -> str:

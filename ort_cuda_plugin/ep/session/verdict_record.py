@@ -1,4 +1,4 @@
-"""Where each node of a session runs and why, collected over all of ONNX Runtime's requests for claims."""
+"""Records where each node of a session runs, and why. ONNX Runtime asks for claims several times for one session."""
 
 from __future__ import annotations
 
